@@ -7,7 +7,7 @@ where a stranger wrote it, in time and memory in proportion to its text; a file 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
@@ -85,6 +85,11 @@ class WeightOrigin(BaseModel):
         through = "".join(f" through {one}" for one in self.through)
         return f"{self.quant or self.dtype}{list(self.shape)}{through}"
 
+    def renumbered(self, numbers: Mapping[int, int]) -> WeightOrigin:
+        """The same in a table whose files have other numbers."""
+        pieces = tuple((numbers[number], start, end) for number, start, end in self.pieces)
+        return self.model_copy(update={"pieces": pieces})
+
     def located(self, files: Sequence[StoredFile]) -> Located:
         """Its bytes in files of this machine, which stand in the order of the table's."""
         pieces = tuple(Piece(files[number], start, end) for number, start, end in self.pieces)
@@ -142,6 +147,14 @@ class OriginTable(BaseModel):
                         f"has {self.files[number].nbytes}"
                     )
         return self
+
+    def only(self, names: Collection[str]) -> OriginTable:
+        """The table of some weights, and of the files that these lie in."""
+        kept = {name: weight for name, weight in self.weights.items() if name in names}
+        used = sorted({number for weight in kept.values() for number, _, _ in weight.pieces})
+        numbers = {number: place for place, number in enumerate(used)}
+        weights = {name: weight.renumbered(numbers) for name, weight in kept.items()}
+        return self.model_copy(update={"files": tuple(self.files[number] for number in used), "weights": weights})
 
     def located(self, paths: Iterable[Path]) -> dict[str, Located]:
         """The bytes of each weight in files of this machine, each found by what is in it among some paths.

@@ -32,13 +32,13 @@ def origins_in(table: OriginTable, files: Iterable[Path]) -> dict[str, Origin]:
     return {name: _origin(entry, through, reader) for name, (entry, through) in table.located(files).items()}
 
 
-def table_of(weights: Mapping[str, StoredWeight]) -> OriginTable:
-    """The table of those weights whose numbers a file has as they are now, or rounded.
+def located(weights: Mapping[str, StoredWeight]) -> dict[str, Located]:
+    """The bytes in files of those weights whose numbers these are now, as they are or rounded.
 
-    What modules hold of them is compared with the file. Raises WeightError where a file has changed.
+    What modules hold of them is compared with the file, which takes reading it where they have data.
     """
     found = ((name, _located(one)) for name, one in weights.items())
-    return OriginTable.of({name: located for name, located in found if located is not None})
+    return {name: one for name, one in found if one is not None}
 
 
 def to_send(program: Program, table: OriginTable) -> list[str]:

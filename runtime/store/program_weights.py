@@ -23,7 +23,7 @@ from ...compiler.ir.weight import Weight
 from ...compiler.spec.residency import Residency
 from .adapter_weights import AdapterWeights
 from .origin import HOST, FileOrigin, Origin
-from .origins import origins_in, origins_of, table_of
+from .origins import located, origins_in, origins_of
 from .scheduled import kept, readers, staying
 from .seen import ModuleWeights
 from .source import WeightSource
@@ -102,9 +102,10 @@ class ProgramWeights(WeightSource):
     ) -> ProgramWeights:
         """Those that a table of another process names, out of files here; what it lacks is one of the ``others``.
 
-        Raises WeightError, which names the file, where none of the files is one of the table's.
+        Raises WeightError, which names the file, where none of the files is one in which the program's weights lie.
         """
-        return cls._of(origins_in(table, files), program, others or {})
+        names = {name for weight in program.weights.values() for name in weight.names}
+        return cls._of(origins_in(table.only(names), files), program, others or {})
 
     @classmethod
     def _of(
@@ -135,7 +136,8 @@ class ProgramWeights(WeightSource):
         """
         with self.store.lock:
             self._look()
-            return table_of(self._found or {})
+            found = located(self._found or {})
+        return OriginTable.of(found)
 
     def is_changed(self) -> bool:
         """Whether somebody changed weights of the module that shows them; they are to be loaded again then."""

@@ -84,6 +84,15 @@ def test_a_file_that_is_not_there_is_one_clear_error(table: OriginTable, tmp_pat
         table.located([tmp_path / "b.gguf"])
 
 
+def test_only_files_with_weights_that_are_needed_have_to_be_there(table: OriginTable, tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").unlink()
+    part = table.only({"q", "what nobody has"})
+    assert part == OriginTable.of_json(part.to_json())
+    assert [file.name for file in part.files] == ["b.gguf"]
+    assert bytes_of(part.located([tmp_path / "b.gguf"])["q"][0]) == packed("Q8_0", (2, 64))[2].tobytes()
+    assert table.only([*table.weights]) == table
+
+
 def test_another_file_of_the_name_or_the_size_is_said(table: OriginTable, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = tmp_path / "other" / "a.safetensors"

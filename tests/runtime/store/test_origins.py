@@ -25,7 +25,7 @@ from dovetail.compiler.ir.program import Program
 from dovetail.components.compiled import CompiledModule
 from dovetail.components.weights.module_view import ModuleView
 from dovetail.runtime.store.origin import HOST, MergedOrigin, RoundedOrigin, TensorOrigin
-from dovetail.runtime.store.origins import origins_in, origins_of, table_of, to_send
+from dovetail.runtime.store.origins import located, origins_in, origins_of, to_send
 from dovetail.runtime.store.program_weights import ProgramWeights
 from dovetail.runtime.store.stored_weight import Numbers, StoredWeight
 from testbed import published
@@ -34,7 +34,7 @@ from testbed.zoo.wide import WIDE
 
 from ...dovetail.weights.weight_files import save_gguf
 
-CHILD = Path(__file__).with_name("origins_case.py")
+CHILD, ROOT = Path(__file__).with_name("origins_case.py"), Path(__file__).parents[3]
 Written = Callable[[nn.Module, Path], object]
 
 
@@ -113,7 +113,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Saved]:
     """All cases, each run by one other process."""
     made = {name: compiled(case, tmp_path_factory.mktemp("case")) for name, case in CASES.items()}
     words = [sys.executable, str(CHILD), *(str(one.folder) for one in made.values())]
-    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()})
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     return made
 
@@ -143,6 +143,7 @@ def test_cases_have_what_they_are_for(saved: dict[str, Saved]) -> None:
     assert any(len(one.pieces) > 1 or one.pieces[0][1] for one in saved["quantized"].table.weights.values())
     assert saved["from disk"].compiled.program.residency
     assert len(saved["from disk"].table.files) == 2
+    assert to_send(saved["an encoder on the host"].compiled.program, saved["an encoder on the host"].table)
 
 
 @pytest.fixture
@@ -190,7 +191,8 @@ def test_numbers_that_are_rounded_are_read_so_and_those_that_are_merged_are_sent
     }
     origins["both"] = RoundedOrigin(MergedOrigin(file, ()), (torch.float16,))
     like = torch.empty(4, 4, device="meta")
-    table = table_of({name: StoredWeight(name, like, Numbers(origin=one)) for name, one in origins.items()})
+    weights = {name: StoredWeight(name, like, Numbers(origin=one)) for name, one in origins.items()}
+    table = OriginTable.of(located(weights))
     assert [*table.weights] == ["file", "rounded"]
     found = origins_in(table, [tmp_path / "net.safetensors"])
     for name, one in found.items():
