@@ -24,8 +24,10 @@ from .safetensors_header import DTYPES
 Located: TypeAlias = "tuple[WeightEntry, tuple[torch.dtype, ...]]"
 """The bytes of a weight, and the dtypes to which its numbers are rounded one after the other before they are taken."""
 
-_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES.values()}
-_BY_NAME = {name: dtype for dtype, name in _NAMES.items()}
+NAMES: Mapping[torch.dtype, str] = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES.values()}
+"""The dtypes that a table can name, with their names."""
+
+_BY_NAME = {name: dtype for dtype, name in NAMES.items()}
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _Count = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 _STRICT = ConfigDict(extra="forbid", frozen=True)
@@ -213,9 +215,9 @@ def _known(file: StoredFile) -> KnownFile:
 
 def _origin(entry: WeightEntry, through: Iterable[torch.dtype], numbers: Mapping[StoredFile, int]) -> WeightOrigin:
     return WeightOrigin(
-        dtype=_NAMES[entry.dtype],
+        dtype=NAMES[entry.dtype],
         shape=entry.shape,
         quant=entry.quant,
-        through=tuple(_NAMES[dtype] for dtype in through),
+        through=tuple(NAMES[dtype] for dtype in through),
         pieces=tuple((numbers[piece.file], piece.start, piece.end) for piece in entry.pieces),
     )

@@ -9,7 +9,7 @@ import torch
 
 from ...compiler.checkpoints.entries import WeightEntry
 from ...compiler.checkpoints.index import WeightIndex
-from ...compiler.checkpoints.origin_table import Located, OriginTable
+from ...compiler.checkpoints.origin_table import NAMES, Located, OriginTable
 from ...compiler.ir.program import Program
 from .fetching import is_in_file
 from .origin import FileOrigin, Origin, RoundedOrigin
@@ -63,6 +63,6 @@ def _located(one: StoredWeight) -> Located | None:
     match one.read_from if one.is_here else one.origin:
         case FileOrigin(entry):
             return entry, ()
-        case RoundedOrigin(FileOrigin(entry), through):
+        case RoundedOrigin(FileOrigin(entry), through) if NAMES.keys() >= {*through}:
             return entry, through
     return None
