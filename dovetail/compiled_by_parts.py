@@ -36,9 +36,9 @@ from .components.plan import ComponentPlan
 from .conventions.device_map import split_by_map
 from .planning.isolated import same_random_numbers
 from .runtime.store.origin import HOST, FileOrigin
+from .runtime.store.origins import origins_of
 from .runtime.store.seen import ModuleWeights
 from .runtime.store.source import tensors_of_module
-from .weights.files import origins_of
 
 
 class CompiledByParts(CompiledModule):

@@ -39,6 +39,15 @@ class StoredFile:
         beside = found.st_nlink, found.st_mode, found.st_uid, found.st_gid
         return cls(path, found.st_size, found.st_mtime_ns, (found.st_ctime_ns, *beside))
 
+    @classmethod
+    def at(cls, path: Path) -> StoredFile:
+        """The file that a path leads to now; raises WeightError where there is none that can be read."""
+        try:
+            with path.open("rb") as opened:
+                return cls.of(path, opened.fileno())
+        except OSError as error:
+            raise WeightError(f"{path} cannot be read: {error}: name a file of weights that is there") from error
+
     def check(self, descriptor: int) -> None:
         """Raises WeightError when the file is not what it was any more."""
         now = StoredFile.of(self.path, descriptor)

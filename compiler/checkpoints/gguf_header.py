@@ -55,6 +55,12 @@ def read_gguf(path: Path) -> tuple[dict[str, WeightEntry], Metadata]:
         raise WeightError(f"{path} cannot be read: {error}: download it again") from error
 
 
+def header_bytes(file: StoredFile, opened: BufferedReader) -> int:
+    """How many bytes of an opened file precede its weights, or all; raises WeightError as `read_gguf`."""
+    entries, _ = _read(_Header(file, opened))
+    return min((entry.pieces[0].start for entry in entries.values()), default=file.nbytes)
+
+
 class _Header:
     """The bytes of a header in order, never more than there are."""
 

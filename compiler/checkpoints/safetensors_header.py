@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -49,6 +50,11 @@ def read_safetensors(path: Path) -> tuple[dict[str, WeightEntry], Mapping[str, A
     ranges = [(name, entry.pieces[0].start, entry.pieces[0].end) for name, entry in entries.items()]
     check_layout(path, ranges, 8 + length, file.nbytes, 1)
     return entries, metadata
+
+
+def header_bytes(file: StoredFile, opened: BufferedReader) -> int:
+    """How many bytes of an opened file precede its weights; raises WeightError where that cannot be."""
+    return 8 + _header_length(file, opened.read(8))
 
 
 def _header_length(file: StoredFile, first: bytes) -> int:

@@ -12,8 +12,7 @@ from ..compiler.checkpoints.entries import WeightEntry
 from ..compiler.checkpoints.index import WeightIndex
 from ..compiler.errors import NoWeightsError, WeightError
 from ..compiler.ir.program import Program
-from ..runtime.store.origin import FileOrigin
-from ..runtime.store.reader import WeightReader
+from ..runtime.store.origins import origins_of
 from .name_matching import Wanted, find_weights
 from .single_file import Arranged
 
@@ -118,12 +117,6 @@ def types_of(program: Program, index: WeightIndex) -> dict[str, str]:
     found = ((weight, next((origins[name] for name in weight.names if name in origins), None))
              for weight in program.weights.values())  # fmt: skip
     return {weight.name: quant for weight, one in found if one and (quant := one.quant_of(weight))}
-
-
-def origins_of(index: WeightIndex, reader: WeightReader | None = None) -> dict[str, FileOrigin]:
-    """Where weights come from that files have, by name; ``reader`` reads them, which shares open files and buffers."""
-    reader = reader or WeightReader()
-    return {name: FileOrigin(entry, reader, index.where) for name, entry in index.items()}
 
 
 def set_types(program: Program, types: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""The rules of what brings values to devices: transfers and reshards."""
+"""The rules of what brings values to devices: transfers and reshards, and of numbers, which nothing brings."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from torch.fx import Node
 
 from ...compiler.devices.device import Device
+from ...compiler.ir.numbers import numbers_read
 from ...compiler.ir.ops import RESHARD
-from ...compiler.ir.program import HERE, MOVING, Placement, placement_of
+from ...compiler.ir.program import HERE, MOVING, Placement, device_of, placement_of
 from ...compiler.ir.split import gathers, members, source_of, split_of
 from ...compiler.ir.value import TensorType
 from .snapshot import Snapshot, Violation
@@ -133,3 +134,14 @@ class _Contents:
             last, writer = self.written.get(one, (-1, None))
             if last > place and writer is not None:
                 yield f"reads %{value.name}, which was brought before %{writer.name} wrote what it is a copy of"
+
+
+def numbers(snapshot: Snapshot) -> Iterator[Violation]:
+    """A number that a process reads and another makes follows from the sizes of inputs, so that both compute it."""
+    schedule = snapshot.program.schedule
+    if schedule is None or all(device.is_of_here for device in snapshot.program.devices):
+        return
+    for process, found in numbers_read(schedule, lambda device: device.process).items():
+        for node in found.sent:
+            problem = f"%{node.name} is read out of a tensor on {device_of(node)}, and process {process} needs it too"
+            yield Violation("numbers", problem, node)

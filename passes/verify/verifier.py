@@ -38,6 +38,7 @@ CHECKS: tuple[tuple[str, Callable[[Snapshot], Iterator[Violation]]], ...] = (
     ("cut", rules.segments),
     ("cut", transfer_rules.transfers),
     ("", reuse_rules.reuse),
+    ("scheduled", transfer_rules.numbers),
     ("scheduled", replay),
 )
 """Each check with the fact that must be established before it applies."""

@@ -6,11 +6,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from ...compiler.checkpoints.index import WeightIndex
+from ...compiler.checkpoints.origin_table import OriginTable
 from ...compiler.devices.device import Device
 from ...compiler.errors import WeightError
 from ...compiler.ir.part import Part
@@ -23,8 +25,8 @@ from ..devices.accelerator import accelerator_of
 from .adapter_weights import AdapterWeights
 from .fetching import fetched_weight
 from .kept import KeptLoad, KeptSlots, Place
-from .origin import HOST, FileOrigin
-from .reader import WeightReader
+from .origin import HOST, FileOrigin, Origin
+from .origins import located, origins_in, origins_of
 from .scheduled import kept, readers, staying
 from .seen import ModuleWeights
 from .source import WeightSource
@@ -92,20 +94,54 @@ class ProgramWeights(WeightSource):
         module: nn.Module | None = None,
     ) -> ProgramWeights:
         """Those of files; what no file has is one of the ``others``, which stay as they are, or a module's."""
-        store, reader = Store(), WeightReader()
-        shown = None if module is None else ModuleWeights(module)
+        return cls._of(origins_of(index), program, others or {}, None if module is None else ModuleWeights(module))
+
+    @classmethod
+    def of_origins(
+        cls,
+        table: OriginTable,
+        program: Program,
+        files: Iterable[Path],
+        others: Mapping[str, torch.Tensor] | None = None,
+    ) -> ProgramWeights:
+        """Those that a table of another process names, out of files here; what it lacks is one of the ``others``.
+
+        Raises WeightError, which names the file, where none of the files is one in which the program's weights lie.
+        """
+        names = {name for weight in program.weights.values() for name in weight.names}
+        return cls._of(origins_in(table.only(names), files), program, others or {})
+
+    @classmethod
+    def _of(
+        cls,
+        origins: Mapping[str, Origin],
+        program: Program,
+        others: Mapping[str, torch.Tensor],
+        shown: ModuleWeights | None = None,
+    ) -> ProgramWeights:
+        store = Store()
         known: dict[str, StoredWeight] = {}
 
         def find() -> Mapping[str, StoredWeight]:
             for weight in program.weights.values():
-                name = next((name for name in weight.names if name in index), None)
+                name = next((name for name in weight.names if name in origins), None)
                 if name is not None and weight.whole not in known:
-                    origin = FileOrigin(index[name], reader, index.where)
-                    known[weight.whole] = store.adopt(_in_file(weight, origin, program))
-            rest = {**(_looked(shown, program) if shown else {}), **(others or {})}
+                    known[weight.whole] = store.adopt(_in_file(weight, origins[name], program))
+            rest = {**(_looked(shown, program) if shown else {}), **others}
             return {**_borrowed(rest, program), **known}
 
         return cls(store, program, find, shown)
+
+    def origins(self) -> OriginTable:
+        """Where its weights come from that lie in files as they are now, for other processes.
+
+        What a module holds wins: where weights have data, that is compared with the file. All others are to be sent
+        (`to_send`). Raises WeightError where a file has changed.
+        """
+        with self.store.lock:
+            self._look()
+            found = located(self._found or {})
+        return OriginTable.of(found)
 
     def is_changed(self) -> bool:
         """Whether somebody changed weights of the module that shows them; they are to be loaded again then."""
@@ -410,9 +446,10 @@ def _looked(shown: ModuleWeights, program: Program) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _in_file(weight: Weight, origin: FileOrigin, program: Program) -> StoredWeight:
+def _in_file(weight: Weight, origin: Origin, program: Program) -> StoredWeight:
     """A weight that lies in a file alone, of the shape that it has there."""
-    tensor = torch.empty(origin.entry.shape, dtype=weight.dtype, device="meta")
+    shape = weight.shape if origin.file is None else origin.file.entry.shape
+    tensor = torch.empty(shape, dtype=weight.dtype, device="meta")
     if weight.kind == "parameter":
         tensor = nn.Parameter(tensor, weight.requires_grad)
     residency = program.residency.get(weight.name, Residency.DEVICE)

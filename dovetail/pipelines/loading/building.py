@@ -23,9 +23,10 @@ from ...compiler.errors import DovetailError, WeightError
 from ...conventions import libraries
 from ...conventions.hub import read_json
 from ...runtime.store.origin import HOST, FileOrigin
+from ...runtime.store.origins import origins_of
 from ...runtime.store.reader import WeightReader
 from ...runtime.store.source import tensors_of_module
-from ...weights.files import origins_of, under_names_of
+from ...weights.files import under_names_of
 from ...weights.name_matching import Wanted
 
 logger = logging.getLogger(__name__)

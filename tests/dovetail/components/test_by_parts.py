@@ -21,7 +21,8 @@ from dovetail.compiled_by_parts import CompiledByParts
 from dovetail.compiler.errors import DoesNotFitError, TraceError
 from dovetail.components.component import Component
 from dovetail.convert import plan_conversion
-from dovetail.weights.files import index_for, origins_of
+from dovetail.runtime.store.origins import origins_of
+from dovetail.weights.files import index_for
 from dovetail.weights.name_matching import Wanted
 from tests.cases import slow_but
 

@@ -23,9 +23,9 @@ from dovetail.compiler.ir.staging import slot_bytes
 from dovetail.components.compiled import CompiledModule
 from dovetail.components.weights.module_view import ModuleView
 from dovetail.runtime import sim
+from dovetail.runtime.store.origins import origins_of
 from dovetail.runtime.store.reader import WeightReader
 from dovetail.runtime.store.store import Store
-from dovetail.weights.files import origins_of
 from testbed.pipelines import tiny_pipelines
 from testbed.pipelines.tiny_pipelines import PIPELINES, paint
 from tests.cases import slow_but

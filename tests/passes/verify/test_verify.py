@@ -15,6 +15,7 @@ from torch.fx import Node
 
 from dovetail.compiler.devices.device import Device
 from dovetail.compiler.devices.memory import Memory
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.errors import VerificationError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.aliasing import base_of, writes
@@ -25,7 +26,9 @@ from dovetail.compiler.ir.state import Split
 from dovetail.compiler.ir.value import TensorType
 from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.text.printer import print_program
+from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.lowering.verification import Verify
+from dovetail.passes.pipeline import parse_passes
 from dovetail.passes.verify.deep import _FakeRun, verify_deep
 from dovetail.passes.verify.verifier import RULES, verify, violations
 from tests.laws.schedules import changed, freed_early
@@ -256,6 +259,27 @@ def compute_over_what_is_read_later(program: Program) -> None:
     one.meta["value"] = replace(value_of(one), storage=tensors_of(one.args[0])[0].storage)  # type: ignore[type-var, arg-type]
 
 
+class ReadsOut(nn.Module):
+    """The second layer takes a number that is read out of what the first one gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.blocks[0](x)
+        scale = x.sum().item()
+        result: torch.Tensor = self.blocks[1](x) * scale
+        return result
+
+
+def need_a_number_of_another_process(program: Program) -> None:
+    other = trace(ReadsOut().eval(), (torch.ones(2, 8),))
+    other.rig = Rig.parse("sim0=1GiB,1/sim0=1GiB")
+    PassManager(parse_passes("simplify,blocks,place{shares=1:1},pin,cut,schedule")).run(other)
+    vars(program).update({**vars(other), "name": program.name})
+
+
 BREAKS: dict[str, tuple[str, Callable[[Program], None]]] = {
     "targets": ("simplify", call_what_no_program_may),
     "order": ("simplify", read_before_it_is_made),
@@ -275,6 +299,7 @@ BREAKS: dict[str, tuple[str, Callable[[Program], None]]] = {
     "segments": ("simplify,blocks,place{shares=1:1:1},pin,hoist,cut", cut_where_the_device_stays),
     "moving": ("simplify,blocks,place{shares=1:1:1},pin,hoist,cut", bring_a_value_where_it_is),
     "transfers": ("simplify,blocks,place{shares=1:1:1},pin,hoist,cut", read_past_a_transfer),
+    "numbers": ("", need_a_number_of_another_process),
     "reuse": ("simplify", compute_over_what_is_read_later),
     "input": ("", begin_without_inputs),
     "load": ("", forget_a_load),

@@ -9,8 +9,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from dovetail.compiler.spec.residency import Residency
+from dovetail.runtime.store.origins import origins_of
 from dovetail.runtime.store.store import Store
-from dovetail.weights.files import open_weights, origins_of
+from dovetail.weights.files import open_weights
 
 
 def small_net() -> nn.Sequential:

@@ -17,9 +17,10 @@ from torch import nn
 from dovetail.compiler.errors import UsageError
 from dovetail.compiler.spec.residency import Residency
 from dovetail.runtime.store.origin import HOST
+from dovetail.runtime.store.origins import origins_of
 from dovetail.runtime.store.stand_in import StandIn
 from dovetail.runtime.store.store import Store
-from dovetail.weights.files import open_weights, origins_of
+from dovetail.weights.files import open_weights
 
 from .small_net import in_a_file
 

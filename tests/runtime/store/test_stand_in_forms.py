@@ -16,8 +16,9 @@ from dovetail.compiler.errors import UsageError
 from dovetail.compiler.spec.residency import Residency
 from dovetail.runtime import sim
 from dovetail.runtime.store.origin import HOST
+from dovetail.runtime.store.origins import origins_of
 from dovetail.runtime.store.store import Store
-from dovetail.weights.files import open_weights, origins_of
+from dovetail.weights.files import open_weights
 
 START = torch.arange(4096.0).reshape(64, 64)
 
