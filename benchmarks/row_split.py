@@ -22,8 +22,8 @@ from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.eligibility import marked_weights
 from dovetail.compiler.ir.ops import LINEAR
 from dovetail.compiler.ir.program import Program, tensors_of, weight_name
-from dovetail.compiler.ir.split import crossing_bytes
 from dovetail.compiler.ir.weight import Weight
+from dovetail.compiler.states.parts import crossing_bytes
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes, parse_passes
 from testbed.zoo.full_size import FULL_SIZE, trace_entry

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from dovetail.compiler.ir.split import crossing_bytes
+from dovetail.compiler.states.parts import crossing_bytes
 from testbed.zoo.full_size import FULL_SIZE, compile_entry, deepened, trace_entry
 
 DOUBLED = {"flux-dev": (30, 60), "sd3.5-large": (19, 38), "wan2.1-14b": (20, 40)}

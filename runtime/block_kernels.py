@@ -25,7 +25,7 @@ from ..compiler.ir.aliasing import writers_of
 from ..compiler.ir.block_spans import COMPILED, block_spans, internal, is_closed
 from ..compiler.ir.program import HERE, Program, tensors_of, weight_name
 from ..compiler.ir.schedule import Run, Schedule, Step, ValueRef, read_on
-from ..compiler.ir.split import weight_on
+from ..compiler.states.parts import weight_on
 
 logger = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ from ..compiler.ir.aliasing import in_place
 from ..compiler.ir.block_spans import internal
 from ..compiler.ir.ops import RESHARD
 from ..compiler.ir.program import HERE, Program, weight_name
-from ..compiler.ir.schedule import Await, Copy, Destination, Load, Run, Step, ValueRef, read_on
-from ..compiler.ir.split import weight_on
+from ..compiler.ir.schedule import Await, Copy, Load, Run, Step, ValueRef, read_on
 from ..compiler.ir.targets import bounded
+from ..compiler.states.parts import call_on, weight_on
 from . import steps
 from .block_kernels import BlockCall
 from .in_place import Candidates
@@ -123,13 +123,14 @@ class _Writer:
     def call(self, node: Node) -> str:
         if node.target is operator.getitem:
             return f"{self.expression(node, node.args[0])}[{self.expression(node, node.args[1])}]"
-        arguments = [self.expression(node, argument) for argument in node.args]
-        arguments += [self.keyword(key, self.expression(node, value)) for key, value in node.kwargs.items()]
+        operation, args, kwargs = call_on(node, self.run.device)
+        arguments = [self.expression(node, argument) for argument in args]
+        arguments += [self.keyword(key, self.expression(node, value)) for key, value in kwargs.items()]
         if self.candidates.is_looked_at(node, self.run.device):
             number = self.slot(self.candidates.numbers[node, self.run.device], f"candidate_{_identifier(node.name)}")
             forms = node.target, in_place(node.target)
             return f"look({', '.join([number, *map(self.function, forms), *arguments])})"
-        target = in_place(node.target) if self.candidates.is_in_place(node, self.run.device) else node.target
+        target = in_place(node.target) if self.candidates.is_in_place(node, self.run.device) else operation
         return f"{self.function(target)}({', '.join(arguments)})"
 
     def keyword(self, key: str, value: str) -> str:
@@ -171,7 +172,7 @@ def write_run(
     """
     writer = _Writer(program, run, slots, candidates, transport)
     made, awaited = set(map(ValueRef, run.nodes)), {one.started for step in run.steps for one in step.awaits}
-    coming = {one.value for one in awaited if isinstance(one, Copy) and one.target == run.device and not one.into}
+    coming = {one.value for one in awaited if isinstance(one, Copy) and one.target == run.device and not one.landings}
     for value in _outside(writer, made):
         if value not in coming:
             _write_read(writer, value)
@@ -237,7 +238,7 @@ def _write_await(writer: _Writer, one: Await) -> None:
         slot = writer.slots.everywhere.fences[one.started]
         writer.write(f"{writer.bind('fence', steps.fence)}(slots[{slot}], {writer.place(one.device)})")
         writer.write(f"slots[{slot}] = None")
-    elif one.started.into:
+    elif one.started.landings:
         slot = writer.slots.ends_of(one.started)[0]
         writer.write(f"slots[{slot}].wait()")
         writer.write(f"slots[{slot}] = None")
@@ -268,24 +269,19 @@ def _write_read(writer: _Writer, value: ValueRef, wait: str = "") -> None:
 
 def _write_copy(writer: _Writer, copy: Copy) -> None:
     value = writer.local(copy.sent)
-    place = _write_place(writer, copy, copy.into) if copy.into else ""
+    memory = ""
+    if copy.landings:
+        whole = writer.slot(writer.slots.everywhere.values[copy.value, copy.target], f"{value}_whole")
+        memory = f", slots[{whole}]"
     if copy.source == copy.target:
-        writer.write(f"{writer.bind('fill', steps.fill)}({place}, {value})")
+        boxes = writer.bind(f"boxes_of_{value}", copy.landings)
+        writer.write(f"{writer.bind('fill', steps.fill_parts)}({value}{memory}, {boxes})")
         return
     slot, event = writer.slots.ends_of(copy)
     arrival = writer.slot(slot, f"{value}_to_{copy.target}")
-    send = writer.bind(f"send_{value}_to_{_identifier(copy.target.name)}", writer.transport.sender(copy))
-    writer.write(f"slots[{arrival}] = {send}({value}{f', into={place}' if place else ''})")
+    way: Any = writer.transport.sender(copy)
+    way = steps.in_parts(way, copy) if copy.landings else way
+    send = writer.bind(f"send_{value}_to_{_identifier(copy.target.name)}", way)
+    writer.write(f"slots[{arrival}] = {send}({value}{memory})")
     if event is not None:
         writer.write(f"slots[{event}] = slots[{arrival}].done")
-
-
-def _write_place(writer: _Writer, copy: Copy, into: Destination) -> str:
-    """Source text for the place of a part in a whole."""
-    name = writer.local(copy.sent)
-    whole = writer.slot(writer.slots.everywhere.values[copy.value, copy.target], f"{name}_whole")
-    place = f"slots[{whole}]"
-    for axis, start, length in into.ranges:
-        first, count = writer.slot(start, f"{name}_start"), writer.slot(length, f"{name}_length")
-        place += f".narrow({axis}, {first}, {count})"
-    return place

@@ -20,12 +20,11 @@ import torch
 from torch.fx import Node
 
 from ..compiler.devices.device import Device
-from ..compiler.ir.program import Program, tensors_of, weight_name
+from ..compiler.ir.program import Program, weight_name
 from ..compiler.ir.schedule import (
     Allocate,
     Await,
     Copy,
-    Destination,
     Free,
     Input,
     Lifetime,
@@ -36,12 +35,14 @@ from ..compiler.ir.schedule import (
     Schedule,
     ValueRef,
 )
-from ..compiler.ir.split import members, pieces
-from ..compiler.ir.staging import slot_bytes
+from ..compiler.ir.split import type_on
+from ..compiler.ir.value import flat
 from ..compiler.ir.weight import Weight
+from ..compiler.states.parts import members, pieces, slot_bytes
 from . import grouped_mm as grouped_mm  # registers its kernel
 from . import quantized as quantized  # registers the kernels that packed weights need
 from . import steps
+from . import sum_terms as sum_terms  # registers its kernel
 from .block_kernels import block_calls, made_in
 from .codegen import write_run
 from .devices.accelerator import accelerator_of
@@ -241,7 +242,7 @@ class Executor:
                 return self._run_step(run, source.bind(weights))
             case Copy() as copy:
                 return self._copy_step(copy)
-            case Await(Copy(into=Destination()) as copy):
+            case Await(Copy() as copy) if copy.landings:
                 return steps.landed(self._slots.landed[copy])
             case Await(Copy(value), device):
                 return steps.wait(self._slots.values[value, device])
@@ -256,20 +257,29 @@ class Executor:
         return spanned(str(run.device), f"segment {run.segment.index}", step, lambda _: finish())
 
     def _allocate_step(self, value: ValueRef, device: Device, like: ValueRef | None) -> Step:
-        (found,) = tensors_of(value.node)
+        (found,) = flat(type_on(value.node, device))
         slot = self._slots.values[value, device]
         if like is None:
-            return steps.allocate(slot, lambda values: found.sizes, found.dtype, device.torch)
-        other, columns = self._slots.values[like, members(self._program, like.node)[0]], found.sizes[-1]
-        return steps.allocate(slot, lambda values: (*values[other].shape[:-1], columns), found.dtype, device.torch)
+            stride = [step for step in found.stride if isinstance(step, int)]
+            return steps.allocate(slot, lambda values: found.sizes, found.dtype, device.torch, stride)
+        other = self._slots.values[like, members(self._program, like.node)[0]]
+        shape = [size if isinstance(size, int) else None for size in found.shape]
+
+        def sizes(values: Values) -> list[int]:
+            known = values[other].shape
+            return [known[axis] if size is None else size for axis, size in enumerate(shape)]
+
+        return steps.allocate(slot, sizes, found.dtype, device.torch)
 
     def _copy_step(self, copy: Copy) -> Step:
         origin = self._slots.values[copy.sent, copy.source]
-        place = None if copy.into is None else (self._slots.values[copy.value, copy.target], copy.into)
-        if place and copy.source == copy.target:
-            return steps.fill_part(origin, *place)
+        memory = self._slots.values[copy.value, copy.target] if copy.landings else None
+        if memory is not None and copy.source == copy.target:
+            return steps.fill_own(origin, memory, copy.landings)
         target, event = self._slots.on(copy.target).ends_of(copy)
-        return steps.copy(self._transport.sender(copy), origin, target, event, place)
+        send = self._transport.sender(copy)
+        way = send if memory is None else steps.in_parts(send, copy)
+        return steps.copy(way, origin, target, event, memory)
 
     def _load_step(self, load: Load) -> Step:
         """Starts bringing weights, and tells their source which come after them, unless they are there."""

@@ -20,7 +20,7 @@ from ..compiler.devices.device import Device
 from ..compiler.ir.aliasing import overwrites
 from ..compiler.ir.layouts import decides
 from ..compiler.ir.program import Program, tensors_of
-from ..compiler.ir.split import members
+from ..compiler.states.parts import members
 from ..compiler.switches import read_switches
 
 Op: TypeAlias = Callable[..., Any]

@@ -30,7 +30,7 @@ class RunSlots:
     def ends_of(self, copy: Copy) -> tuple[int, int | None]:
         """The slot of what arrives, and of the event that its source awaits."""
         slots = self.everywhere
-        arrival = slots.values[copy.value, copy.target] if copy.into is None else slots.landed[copy]
+        arrival = slots.values[copy.value, copy.target] if not copy.landings else slots.landed[copy]
         return arrival, slots.fences.get(copy)
 
 
@@ -56,7 +56,7 @@ class Slots:
                     values.update(dict.fromkeys((state, device) for state in states))
                 case Allocate(value, device):
                     values[value, device] = None
-                case Copy(value, _, target, None):
+                case Copy(value, _, target, ()):
                     values[value, target] = None
                 case Copy(_, source, target) if source != target:
                     landed[one] = None

@@ -7,31 +7,76 @@ from typing import Any
 
 import torch
 
-from ..compiler.ir.schedule import Destination
+from ..compiler.ir.boxes import Landing
+from ..compiler.ir.schedule import Copy
+from ..compiler.ir.split import is_packed
 from .devices.transfers import fence as fence
-from .devices.transfers import fill as fill
-from .transport import Send
+from .devices.transfers import fill
+from .transport import Coming, Send
 
 Values = list[Any]
 Step = Callable[[Values], None]
 
 
-def copy(send: Send, source: int, target: int, event: int | None, place: tuple[int, Destination] | None = None) -> Step:
-    """Starts to send a value into memory of its own, or into its place in a whole, which lies in a slot."""
+class Parts:
+    """The boxes of a value on their way to one device."""
+
+    __slots__ = ("_coming",)
+
+    def __init__(self, coming: Sequence[Coming]) -> None:
+        self._coming = coming
+
+    @property
+    def done(self) -> Any:
+        """The event after which all of them were read: that of the last, for they follow one another."""
+        return self._coming[-1].done
+
+    def wait(self) -> None:
+        """Has the device's current stream wait for all of them."""
+        for one in self._coming:
+            one.wait()
+
+
+def in_parts(send: Send, copy: Copy) -> Callable[[torch.Tensor, torch.Tensor], Parts]:
+    """Starts to send boxes of a value into their places in memory on the target.
+
+    A box that does not lie together is packed on its own device first: the place has no room for what lies around it.
+    """
+    boxes = [(one, is_packed(copy.sent.node, copy.source, one.taken)) for one in copy.landings]
+
+    def start(value: torch.Tensor, memory: torch.Tensor) -> Parts:
+        return Parts([send(_box(value, one, packs), into=one.into.of(memory)) for one, packs in boxes])
+
+    return start
+
+
+def _box(value: torch.Tensor, landing: Landing, packs: bool) -> torch.Tensor:
+    box = landing.taken.of(value)
+    return box.clone(memory_format=torch.contiguous_format) if packs else box
+
+
+def fill_parts(value: torch.Tensor, memory: torch.Tensor, landings: Sequence[Landing]) -> None:
+    """Copies boxes of a value into their places in memory on the same device."""
+    for one in landings:
+        fill(one.into.of(memory), one.taken.of(value))
+
+
+def copy(send: Callable[..., Coming | Parts], source: int, target: int, event: int | None, memory: int | None) -> Step:
+    """Starts to send a value into memory of its own, or boxes of it into memory that lies in a slot."""
 
     def start(values: Values) -> None:
-        values[target] = send(values[source], **({"into": place[1].of(values[place[0]])} if place else {}))
+        values[target] = send(values[source], *(() if memory is None else (values[memory],)))
         if event is not None:
             values[event] = values[target].done
 
     return start
 
 
-def fill_part(source: int, whole: int, place: Destination) -> Step:
-    """Copies a part into its place in a whole on the same device."""
+def fill_own(source: int, memory: int, landings: Sequence[Landing]) -> Step:
+    """Copies boxes of a value into their places in memory on the same device."""
 
     def start(values: Values) -> None:
-        fill(place.of(values[whole]), values[source])
+        fill_parts(values[source], values[memory], landings)
 
     return start
 
@@ -46,7 +91,7 @@ def wait(slot: int) -> Step:
 
 
 def landed(slot: int) -> Step:
-    """Waits for a part that was sent into its place in a whole."""
+    """Waits for what was sent into memory that was set aside."""
 
     def arrive(values: Values) -> None:
         values[slot].wait()
@@ -55,11 +100,20 @@ def landed(slot: int) -> Step:
     return arrive
 
 
-def allocate(slot: int, sizes: Callable[[Values], Sequence[int]], dtype: torch.dtype, device: torch.device) -> Step:
-    """Sets memory aside for a whole, which holds nothing yet; ``sizes`` may look them up in other values."""
+def allocate(
+    slot: int,
+    sizes: Callable[[Values], Sequence[int]],
+    dtype: torch.dtype,
+    device: torch.device,
+    stride: Sequence[int] | None = None,
+) -> Step:
+    """Sets memory aside, which holds nothing yet; ``sizes`` may look them up in other values, and is dense then."""
 
     def make(values: Values) -> None:
-        values[slot] = torch.empty(sizes(values), dtype=dtype, device=device)
+        if stride is None:
+            values[slot] = torch.empty(sizes(values), dtype=dtype, device=device)
+        else:
+            values[slot] = torch.empty_strided(sizes(values), stride, dtype=dtype, device=device)
 
     return make
 

@@ -28,7 +28,7 @@ from torch import nn
 
 from dovetail.compiler.errors import DovetailError
 from dovetail.compiler.ir.program import Program
-from dovetail.compiler.ir.split import crossing_bytes
+from dovetail.compiler.states.parts import crossing_bytes
 from dovetail.explain.sentences import explain_plan
 from dovetail.pipelines.dryrun import DryPipeline
 from dovetail.pipelines.loading.saved import open_pipeline

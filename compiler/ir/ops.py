@@ -14,6 +14,8 @@ LIBRARY.define("quantized_linear(Tensor x, Tensor packed, Tensor? bias, str quan
 LIBRARY.define("quantized_embedding(Tensor packed, Tensor indices, str quant, ScalarType dtype) -> Tensor")
 LIBRARY.define("dequantize(Tensor packed, str quant, ScalarType dtype) -> Tensor")
 LIBRARY.define("grouped_mm(Tensor x, Tensor weights, Tensor offs) -> Tensor")
+LIBRARY.define("terms(Tensor(a) x, int count) -> Tensor(a)")
+LIBRARY.define("sum_terms(Tensor terms) -> Tensor")
 LIBRARY.define("transfer(Tensor x, *, Device device) -> Tensor")
 LIBRARY.define("reshard(Tensor x, *, Device device) -> Tensor")
 
@@ -56,6 +58,23 @@ def _moved(x: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A copy on another device, with the strides that the value really has."""
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
 
+
+@torch.library.register_fake("dovetail::terms", lib=LIBRARY)  # type: ignore[untyped-decorator]
+def _terms(x: torch.Tensor, count: int) -> torch.Tensor:
+    """So many terms, one behind another; each device has its own."""
+    return x.unsqueeze(0).expand(count, *x.shape)
+
+
+@torch.library.register_fake("dovetail::sum_terms", lib=LIBRARY)  # type: ignore[untyped-decorator]
+def _sum_terms(terms: torch.Tensor) -> torch.Tensor:
+    return terms.new_empty(terms.shape[1:])
+
+
+TERMS = torch.ops.dovetail.terms.default
+"""The terms of a sum of which each device of a group has one, as a value of their own, one behind another."""
+
+SUM_TERMS = torch.ops.dovetail.sum_terms.default
+"""What terms add up to: in their order, short floats in float32, rounded once."""
 
 TRANSFER = torch.ops.dovetail.transfer.default
 """Brings a value, as its memory is at this place of the graph, from its device to that of the node.

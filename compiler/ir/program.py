@@ -24,7 +24,7 @@ from ..units import counted
 from .ops import RESHARD, TRANSFER
 from .signature import Signature
 from .slices import Bounds
-from .state import States
+from .state import WHOLE, State, States
 from .value import TensorType, Value, flat
 from .weight import Adapter, Weight
 
@@ -248,6 +248,18 @@ def origin_of(node: Node) -> Origin:
 def placement_of(node: Node) -> Placement:
     """Where a node runs; an empty placement before any pass said so."""
     return node.meta.get("placement", _NOWHERE)  # type: ignore[no-any-return]
+
+
+def states_of(node: Node) -> tuple[State, ...]:
+    """What each device of a node's group has of each tensor that it yields."""
+    states = placement_of(node).states
+    return tuple(one[0] for one in states) if states else (WHOLE,) * len(tensors_of(node))
+
+
+def state_of(node: Node) -> State:
+    """What each device of a node's group has of its result, or of the first of several."""
+    states = placement_of(node).states
+    return states[0][0] if states else WHOLE
 
 
 def device_of(node: Node) -> Device:

@@ -12,16 +12,14 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from torch.fx import Node
 
 from ..devices.device import Device
+from .boxes import Landing
 from .program import Segment, device_of, tensors_of
 from .split import lying_on, source_of
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Allocate:
-    """Sets memory aside for a whole on a device where it is gathered, in which its parts land.
+    """Sets memory aside for what a device has of a value whose state changes, in which what is sent of it lands.
 
     Where its sizes are not known, it has the leading sizes of ``like``, which lies on its own device; of a part, on the
     first device that has one.
@@ -101,36 +99,17 @@ class Allocate:
 
 
 @dataclass(frozen=True, slots=True)
-class Destination:
-    """Where a part lands in the whole for which memory was set aside: a box of it.
-
-    ``ranges`` are axes with the first index and how many there are; of all other axes it is everything.
-    """
-
-    ranges: tuple[tuple[int, int, int], ...]
-
-    def of(self, whole: torch.Tensor) -> torch.Tensor:
-        """The box in a whole, as a view."""
-        for axis, start, length in self.ranges:
-            whole = whole.narrow(axis, start, length)
-        return whole
-
-    def __str__(self) -> str:
-        return f"[{', '.join(f'{axis}: {start}:{start + length}' for axis, start, length in self.ranges)}]"
-
-
-@dataclass(frozen=True, slots=True)
 class Copy:
     """Starts carrying out a transfer or a reshard from a device to another; an Await there must come before its use.
 
-    ``value`` is what that makes. It lands in memory of its own, or, of a whole that is gathered, a part lands ``into``
-    its place; then it may come from the same device too.
+    ``value`` is what that makes. It lands in memory of its own, or, where a state changes, boxes of it land in memory
+    that was set aside; then it may come from the same device too.
     """
 
     value: ValueRef
     source: Device
     target: Device
-    into: Destination | None = None
+    landings: tuple[Landing, ...] = ()
 
     @property
     def sent(self) -> ValueRef:
@@ -138,7 +117,7 @@ class Copy:
         return ValueRef(source_of(self.value.node))
 
     def __str__(self) -> str:
-        return f"copy {self.value}{self.into or ''} from {self.source} to {self.target}"
+        return f"copy {self.value}{' and '.join(map(str, self.landings))} from {self.source} to {self.target}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Which devices run a node of a program, and what each of them has of a value that is split.
+"""What each device of a group has of a value, and what moves it: copies to other devices, and what parts become.
 
 A node stands once, and runs on its own device, or on the devices of its group that have a part of what it yields. It
 reads on each of them what that device has of its operands; where it needs something else, a node stands in between.
@@ -11,17 +11,11 @@ from collections.abc import Iterator, Sequence
 from torch.fx import Node
 
 from ..devices.device import Device
+from .boxes import Box, Landing, landings
 from .ops import RESHARD
-from .program import MOVING, Program, device_of, placement_of, value_of
-from .state import WHOLE, Range, Split, State
-from .value import TensorType, Value, flat
-from .weight import Weight
-
-
-def state_of(node: Node) -> State:
-    """What each device of a node's group has of its result, or of the first of several."""
-    states = placement_of(node).states
-    return states[0][0] if states else WHOLE
+from .program import MOVING, Program, placement_of, state_of, states_of, value_of
+from .state import PARTIAL, Split, State
+from .value import TensorType, Value, flat, ordered_stride
 
 
 def split_of(node: Node) -> Split | None:
@@ -30,81 +24,42 @@ def split_of(node: Node) -> Split | None:
     return state if isinstance(state, Split) else None
 
 
-def members(program: Program, node: Node) -> tuple[Device, ...]:
-    """The devices that run a node, in their turn: its own, or those that have a part of a split one.
-
-    The main device comes after the others, which it keeps busy meanwhile; the host, which launches them all, last.
-    """
-    split, group = split_of(node), placement_of(node).group
-    if len(group) < 2:
-        return (device_of(node),)
-    having = [one for at, one in enumerate(group) if split is None or split.length(at)]
-    return tuple(sorted(having, key=lambda device: (device.is_host, device == program.main)))
-
-
-def part_of(node: Node, device: Device) -> Range:
-    """The stretch of the axis of a split node's result that a device has."""
-    split = split_of(node)
-    assert split is not None, "the result of a split node is asked for"
-    assert len(split.segments) == 1, "what devices have lies together"
-    return split.segments[0][placement_of(node).group.index(device)]
+def is_shared(node: Node) -> bool:
+    """Whether a node is of a group of devices."""
+    return len(placement_of(node).group) > 1
 
 
 def share_of(node: Node, device: Device) -> float:
-    """The share of a node's result that a device has: all of it where it is not split."""
-    split = split_of(node)
-    return split.length(placement_of(node).group.index(device)) / max(1, split.size) if split else 1.0
+    """The share of a node's work that a device has: all of it where each device has the whole result."""
+    state, group = state_of(node), placement_of(node).group
+    if isinstance(state, Split):
+        return state.length(group.index(device)) / max(1, state.size)
+    return 1 / len(group) if state == PARTIAL else 1.0
 
 
 def type_on(node: Node, device: Device) -> Value:
     """What a node yields on a device: its value, or the part of it that the device has."""
-    value, split = value_of(node), split_of(node)
-    if split is None or not isinstance(value, TensorType):
+    value, states = value_of(node), states_of(node)
+    if not any(isinstance(one, Split) for one in states):
         return value
-    length, axis = split.length(placement_of(node).group.index(device)), split.axis
+    return _part_of(value, iter(states), placement_of(node).group.index(device))
+
+
+def _part_of(value: Value, states: Iterator[State], member: int) -> Value:
+    """The part of each tensor that a device has, with the states of all of them in order."""
+    if isinstance(value, tuple):
+        return tuple(_part_of(one, states, member) for one in value)
+    if not isinstance(value, TensorType) or not isinstance(split := next(states), Split):
+        return value
+    length, axis = split.length(member), split.axis
     shape = (*value.shape[:axis], length, *value.shape[axis + 1 :])
     hint = (*value.hint[:axis], length, *value.hint[axis + 1 :]) if value.hint else ()
-    return TensorType.dense(shape, value.dtype, value.storage, hint)
-
-
-def weight_on(program: Program, reader: Node, node: Node, device: Device) -> Weight:
-    """What an operation reads of a weight on a device: the weight, or the part of the device."""
-    weight = program.weight(node)
-    if not split_of(reader) or weight.name not in program.bounds:
-        return weight
-    return weight.part(0, (part_of(reader, device),))
-
-
-def pieces(program: Program) -> dict[str, tuple[Weight, Device]]:
-    """What devices hold of the weights of a placed program, by name: a weight at its home, or parts on their devices.
-
-    Of a weight that is split by rows, but that some operation reads whole, it has both.
-    """
-    found: dict[str, tuple[Weight, Device]] = {}
-    for node in program.weight_nodes():
-        weight = program.weight(node)
-        bounds = program.bounds.get(weight.name, ())
-        if bounds and any(map(split_of, node.users)):
-            for device, (start, stop) in zip(program.devices, bounds, strict=True):
-                if start < stop:
-                    piece = weight.part(0, ((start, stop),))
-                    found[piece.name] = piece, device
-        if not bounds or not all(map(split_of, node.users)):
-            found[weight.name] = weight, program.home.get(weight.name, program.main)
-    return found
-
-
-def bytes_held(program: Program) -> dict[Device, int]:
-    """The bytes of weights on each device of a placed program."""
-    held = dict.fromkeys(program.devices, 0)
-    for weight, device in pieces(program).values():
-        held[device] += weight.nbytes
-    return held
+    return TensorType(shape, value.dtype, ordered_stride(shape, value.stride), value.storage, hint)
 
 
 def lying_on(value: Node, device: Device) -> Node:
     """What stands for a value on a device: what is brought to others is there itself, where it comes from."""
-    while value.target is RESHARD and not split_of(source_of(value)) and device in placement_of(source_of(value)).group:
+    while value.target is RESHARD and not assembles(value) and device in placement_of(source_of(value)).group:
         value = source_of(value)
     return value
 
@@ -139,30 +94,53 @@ def first_reader(transfer: Node) -> Node:
     return min(readers)
 
 
-def gathers(node: Node) -> bool:
-    """Whether a node makes the whole of a value of which devices have parts."""
-    return node.target is RESHARD and split_of(source_of(node)) is not None
+def assembles(node: Node) -> bool:
+    """Whether a node puts together what devices have of its result, of what they have of its operand."""
+    return node.target is RESHARD and (split_of(node) or split_of(source_of(node))) is not None
 
 
-def is_late(program: Program, whole: Node) -> bool:
-    """Whether a whole is allocated when all its parts are made, not before: where not the main device alone has it."""
-    return placement_of(whole).group != (program.main,)
+def is_late(program: Program, made: Node) -> bool:
+    """Whether memory for what is put together is set aside when all its parts are made, not before.
+
+    It is where not the main device alone has it.
+    """
+    return placement_of(made).group != (program.main,)
 
 
-def senders(program: Program, transfer: Node, target: Device) -> tuple[Device, ...]:
-    """The devices from which something comes to one of those of a transfer or a reshard, itself if it has a part."""
-    value = source_of(transfer)
-    if split_of(value):
-        return members(program, value)
-    return () if target in placement_of(value).group else (device_of(value),)
+def landings_of(transfer: Node, source: Device, target: Device) -> tuple[Landing, ...]:
+    """The boxes that a device sends to another, or to itself, of what a reshard puts together."""
+    value, group = source_of(transfer), placement_of(transfer).group
+    senders_of, states = placement_of(value).group, (state_of(value), state_of(transfer))
+    if source not in senders_of or target not in group:
+        return ()
+    if not split_of(value) and source != (target if target in senders_of else senders_of[0]):
+        return ()
+    return tuple(landings(*states, senders_of.index(source), group.index(target)))
 
 
-def sent(program: Program, transfer: Node) -> Iterator[tuple[Device, Device, int]]:
-    """Each device that sends something to another for a transfer, that device, and how many bytes."""
-    for target in placement_of(transfer).group:
-        for device in senders(program, transfer, target):
-            if device != target:
-                yield device, target, sum(tensor.nbytes for tensor in flat(type_on(source_of(transfer), device)))
+def is_packed(node: Node, device: Device, taken: Box) -> bool:
+    """Whether a box of what a device has of a value is packed to be sent, for it may not lie together there.
+
+    It is, where the value had gaps when it was traced: what devices have of it lies as their memory does.
+    """
+    (whole,), (part,) = flat(value_of(node)), flat(type_on(node, device))
+    if whole.stride != ordered_stride(whole.shape, whole.stride):
+        return True
+    lengths, step = list(part.sizes), 1
+    for axis, _, length in taken.ranges:
+        lengths[axis] = length
+    for length, own in reversed(list(zip(lengths, part.stride, strict=True))):
+        if length != 1 and own != step:
+            return True
+        step *= length
+    return False
+
+
+def bytes_sent(transfer: Node, source: Device, target: Device) -> float:
+    """The bytes that a device sends to another, or writes in its own memory, for a transfer or a reshard."""
+    tensors = list(flat(type_on(source_of(transfer), source)))
+    boxes = [one.taken for one in landings_of(transfer, source, target)] if assembles(transfer) else [Box()]
+    return sum(box.part(tensor.sizes) * tensor.nbytes for tensor in tensors for box in boxes)
 
 
 def rounds(nodes: Sequence[Node]) -> Iterator[tuple[Node, ...]]:
@@ -173,7 +151,7 @@ def rounds(nodes: Sequence[Node]) -> Iterator[tuple[Node, ...]]:
     current: list[Node] = []
     made: set[Node] = set()
     for node in nodes:
-        if any(gathers(whole) and source_of(whole) in made for whole in map(gathered, node.all_input_nodes)):
+        if any(assembles(whole) and source_of(whole) in made for whole in map(gathered, node.all_input_nodes)):
             yield tuple(current)
             current, made = [], set()
         current.append(node)
@@ -182,12 +160,7 @@ def rounds(nodes: Sequence[Node]) -> Iterator[tuple[Node, ...]]:
 
 
 def gathered(value: Node) -> Node:
-    """What a value is a copy of that was not brought from elsewhere: a whole that was gathered, or what made it."""
-    while value.target in MOVING and not gathers(value):
+    """What a value is a copy of that was not brought from elsewhere: what was put together, or what made it."""
+    while value.target in MOVING and not assembles(value):
         value = source_of(value)
     return value
-
-
-def crossing_bytes(program: Program) -> int:
-    """The bytes that cross between devices in one call."""
-    return sum(nbytes for transfer in program.transfers() for _, _, nbytes in sent(program, transfer))

@@ -59,6 +59,19 @@ class TensorType:
         return TensorType(tuple(shape), dtype, dense_stride(shape), storage, hint)
 
 
+def ordered_stride(shape: Sequence[int | str], like: Sequence[int | str]) -> tuple[int | str, ...]:
+    """The strides of a tensor that fills memory of its own, whose axes lie within one another as those of another do.
+
+    Axes along which that repeats itself lie outside the others; where strides are expressions, all lie in their order.
+    """
+    steps = [step for step in like if isinstance(step, int)]
+    if len(steps) < len(like) or len(like) != len(shape):
+        return dense_stride(shape)
+    order = sorted(range(len(shape)), key=lambda axis: (steps[axis] != 0, -steps[axis]))
+    dense = dense_stride([shape[axis] for axis in order])
+    return tuple(dense[order.index(axis)] for axis in range(len(shape)))
+
+
 def dense_stride(shape: Sequence[int | str]) -> tuple[int | str, ...]:
     """The strides of a contiguous tensor, text of an expression behind a dynamic dimension."""
     strides: list[int | str] = [1]

@@ -33,12 +33,12 @@ from ..ir.program import (
 from ..ir.signature import ConstantLeaf, Signature, TensorLeaf, leaf_path
 from ..ir.sizes import holds, symbols_of
 from ..ir.slices import Bounds
-from ..ir.split import members
 from ..ir.structure import count_leaves
 from ..ir.targets import find_target
 from ..ir.value import TensorType, Value
 from ..ir.weight import Weight
 from ..spec.residency import Residency
+from ..states.parts import members
 from .spelling import read_plain
 from .tokens import Line, known, unquoted
 from .weight_text import STATES, read_residency, read_states, read_weight
@@ -246,7 +246,7 @@ class _Reader:
         group = self._group(node, line) if line.accept("@") else ()
         device = group[0] if group else None
         segment = line.count() if device and line.accept("#") else None
-        states = (read_states(line, len(group)),) if node.op == "call_function" and line.peek() in STATES else ()
+        states = tuple(read_states(line, len(group))) if node.op == "call_function" and line.peek() in STATES else ()
         weights = tuple(name for operand in node.all_input_nodes if (name := weight_name(operand)))
         if device and line.accept("uses"):
             line.take("[")

@@ -100,7 +100,8 @@ def _node_line(program: Program, node: Node, about: _AboutWeights) -> str:
     arguments = [show_argument(argument) for argument in node.args]
     arguments += [f"{key}={show_argument(value)}" for key, value in node.kwargs.items()]
     call = f"{show_target(node.target)}({', '.join(arguments)})"
-    states = "".join(f" {one}" for one in placement_of(node).states[0]) if placement_of(node).states else ""
+    states = "; ".join(" ".join(map(str, one)) for one in placement_of(node).states)
+    states = f" {states}" if states else ""
     return f"{head}{call}{_place(node)}{states}{_uses(node)}{_over(node)}{_origin(node)}"
 
 

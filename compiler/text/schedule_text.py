@@ -5,7 +5,8 @@
     input %x, %y on DEVICE
     load N to DEVICE for the program: "WEIGHT", …      load N to slot K of DEVICE for the phase|stage: "WEIGHT", …
     allocate %whole on DEVICE [like %v]
-    copy %v[START:STOP] from DEVICE to DEVICE                 %v is what a transfer makes, or columns of it
+    copy %v from DEVICE to DEVICE                             %v is what a transfer makes
+    copy %v[BOX] of [BOX] and … from DEVICE to DEVICE         boxes of it: AXIS: START:STOP, …; of what the sender has
     await %v from DEVICE to DEVICE on DEVICE                  await load N on DEVICE
     run segment N on DEVICE: %first to %last                  and below it, for nodes that do more than compute:
       %node: ACTION; ACTION; scratch BYTES                    awaits, copies and frees, written as they are here
@@ -23,12 +24,12 @@ from torch.fx import Node
 
 from ..devices.device import Device
 from ..errors import DovetailError, ProgramTextError, TextError, in_our_words
+from ..ir.boxes import Box, Landing
 from ..ir.program import Program, Segment
 from ..ir.schedule import (
     Allocate,
     Await,
     Copy,
-    Destination,
     Free,
     Input,
     Instruction,
@@ -41,7 +42,7 @@ from ..ir.schedule import (
     Step,
     ValueRef,
 )
-from ..ir.split import pieces
+from ..states.parts import pieces
 from .tokens import Line, known
 
 
@@ -146,8 +147,8 @@ class _Reader:
 
     def _copy(self, line: Line) -> Copy:
         value = self._value(line)
-        into = self._destination(line) if line.accept("[") else None
-        copy = Copy(value, *self._link(line), into)
+        landings = tuple(self._landings(line)) if line.accept("[") else ()
+        copy = Copy(value, *self._link(line), landings)
         self.copies[value, copy.source, copy.target] = copy
         return copy
 
@@ -210,8 +211,21 @@ class _Reader:
         line.take("to")
         return source, self._device(line)
 
-    def _destination(self, line: Line) -> Destination:
-        return Destination(tuple(line.items("]", lambda: self._stretch(line))))
+    def _landings(self, line: Line) -> Iterator[Landing]:
+        """The boxes of a copy, whose first bracket was read."""
+        while True:
+            into = self._box(line)
+            taken = Box()
+            if line.accept("of"):
+                line.take("[")
+                taken = self._box(line)
+            yield Landing(taken, into)
+            if not line.accept("and"):
+                return
+            line.take("[")
+
+    def _box(self, line: Line) -> Box:
+        return Box(tuple(line.items("]", lambda: self._stretch(line))))
 
     def _stretch(self, line: Line) -> tuple[int, int, int]:
         axis = line.count()

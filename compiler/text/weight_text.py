@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from ..checkpoints.entries import can_be_shape
 from ..errors import TextError
 from ..ir.slices import Bounds, cover
-from ..ir.state import Partial, Range, Split, States
+from ..ir.state import PARTIAL, WHOLE, Range, Split, State, States
 from ..ir.value import TensorType, Value
 from ..ir.weight import Weight
 from ..spec.residency import Residency
@@ -58,13 +59,19 @@ def read_bounds(line: Line, devices: int) -> Bounds:
     return bounds
 
 
-STATES = frozenset({"split", "partial"})
+STATES = frozenset({"whole", "split", "partial"})
 
 
-def read_states(line: Line, devices: int) -> States:
-    """What each of some devices has of a value; raises TextError where ranges do not follow one another."""
-    if line.accept("partial"):
-        return (Partial(),)
+def read_states(line: Line, devices: int) -> Iterator[States]:
+    """What each of some devices has of each result; raises TextError where ranges do not follow one another."""
+    yield (_read_state(line, devices),)
+    while line.accept(";"):
+        yield (_read_state(line, devices),)
+
+
+def _read_state(line: Line, devices: int) -> State:
+    if line.peek() in ("whole", "partial"):
+        return WHOLE if line.take() == "whole" else PARTIAL
     line.take("split")
     axis = line.count()
     segments: list[Bounds] = []
@@ -74,7 +81,7 @@ def read_states(line: Line, devices: int) -> States:
     state = Split(axis, tuple(segments))
     if not all(segments) or not state.covers(devices, state.size):
         raise TextError(f"each segment needs {devices} ranges, one a device, and all follow one another from 0 on")
-    return (state,)
+    return state
 
 
 def _range(line: Line) -> Range:

@@ -19,7 +19,7 @@ from ..compiler.ir.aliasing import writes_by_strides
 from ..compiler.ir.graph_module import graph_module, without_data
 from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Schedule
-from ..compiler.ir.split import pieces
+from ..compiler.states.parts import pieces
 from ..compiler.text.plan_file import save_plan
 from ..compiler.text.printer import print_program
 from ..compiler.units import counted

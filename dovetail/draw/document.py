@@ -10,7 +10,8 @@ from torch.fx import Node
 from ..compiler.devices.device import Device
 from ..compiler.ir.eligibility import marks_by_name
 from ..compiler.ir.program import Program, Segment, origin_of, placement_of, tensors_of, weight_name
-from ..compiler.ir.split import first_reader, maker_of, original, pieces, sent, split_of
+from ..compiler.ir.split import first_reader, maker_of, original, split_of
+from ..compiler.states.parts import pieces, sent
 from .outline.grouping import UnitFinder, unit_finder
 from .outline.outline import modules_of
 

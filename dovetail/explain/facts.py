@@ -10,8 +10,8 @@ from ..compiler.devices.device import Device
 from ..compiler.devices.speeds import Speeds
 from ..compiler.durations import duration
 from ..compiler.ir.program import Program
-from ..compiler.ir.split import pieces, sent
 from ..compiler.spec.residency import Residency
+from ..compiler.states.parts import pieces, sent
 from ..compiler.units import counted, format_bytes
 from ..passes.simulate.critical_path import critical_path
 from ..passes.simulate.timeline import Timeline, timeline

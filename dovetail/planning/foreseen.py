@@ -13,8 +13,8 @@ from ..compiler.devices.device import Device
 from ..compiler.devices.rig import Rig
 from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Lifetime, Load
-from ..compiler.ir.split import pieces
 from ..compiler.spec.residency import Residency
+from ..compiler.states.parts import pieces
 from ..components.calls import Call
 from ..components.compiled import CompiledModule
 from ..components.decisions import Decisions

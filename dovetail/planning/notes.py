@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ..compiler.devices.device import Device
 from ..compiler.devices.rig import Rig
-from ..compiler.ir.staging import slot_bytes
+from ..compiler.states.parts import slot_bytes
 from ..compiler.units import format_bytes
 from .generation import Generation
 

@@ -17,9 +17,8 @@ from ..compiler.devices.speeds import SPREAD, Speeds
 from ..compiler.durations import bounds, seconds_text
 from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Lifetime
-from ..compiler.ir.split import pieces
-from ..compiler.ir.staging import slot_bytes
 from ..compiler.spec.residency import Residency
+from ..compiler.states.parts import pieces, slot_bytes
 from ..compiler.units import format_bytes
 from ..passes.rewrites.chunk import chunks_of
 from ..passes.simulate.timeline import timeline

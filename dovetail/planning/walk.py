@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..compiler.devices.device import Device
 from ..compiler.ir.schedule import Lifetime
-from ..compiler.ir.staging import slot_bytes
+from ..compiler.states.parts import slot_bytes
 from ..passes.simulate.memory import simulate
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from ..compiler.devices.speeds import Speeds
 from ..compiler.durations import duration
 from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Copy
-from ..compiler.ir.split import pieces
+from ..compiler.states.parts import pieces
 from ..passes.simulate.timeline import ClockWalk, timeline
 from .parts import Part
 

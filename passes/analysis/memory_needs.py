@@ -17,22 +17,11 @@ from torch.fx import Node
 
 from ...compiler.devices.device import Device
 from ...compiler.ir.program import MOVING, Program, device_of, placement_of, tensors_of, weight_name
-from ...compiler.ir.split import (
-    first_reader,
-    gathers,
-    is_late,
-    lying_on,
-    members,
-    rounds,
-    senders,
-    source_of,
-    split_of,
-    type_on,
-    weight_on,
-)
+from ...compiler.ir.split import assembles, first_reader, is_late, is_shared, lying_on, rounds, source_of, type_on
 from ...compiler.ir.staging import offsets
 from ...compiler.ir.value import TensorType, flat
 from ...compiler.ir.weight import Weight
+from ...compiler.states.parts import members, senders, weight_on
 from .scratch import apart_bytes, scratch_bytes
 from .segments import runs
 from .stages import Stages, most_together
@@ -112,7 +101,7 @@ class Count:
 
     def _number(self) -> None:
         """Gives each operation its step."""
-        wholes = filter(gathers, self.program.transfers())
+        wholes = filter(assembles, self.program.transfers())
         late = {source_of(one) for one in wholes if is_late(self.program, one)}
         steps = count()
         for nodes in (one for _, shared in self._runs() for one in rounds(shared)):
@@ -188,7 +177,7 @@ class Count:
 
     def _devices(self, node: Node) -> tuple[Device, ...]:
         """The devices that run a node."""
-        return members(self.program, node) if split_of(node) else (self.places.get(node, self.program.main),)
+        return members(self.program, node) if is_shared(node) else (self.places.get(node, self.program.main),)
 
     def _count_weights(self) -> None:
         """Each weight on each device that reads it, or with each stage that it comes for."""
@@ -245,17 +234,17 @@ class Count:
         """What arrives, from when it is sent; a whole from when its parts are made, or before, as it is allocated."""
         value = source_of(node)
         (tensor,) = tensors_of(node)
-        if gathers(node):
-            made, nbytes = self.handing.get(value, self.begins[value]), tensor.nbytes
+        if assembles(node):
+            made = self.handing.get(value, self.begins[value])
         else:
             is_sent_on = value.target in MOVING
             made = self.begins.get(first_reader(node), self.end) if is_sent_on else self.steps.get(value, 0)
-            nbytes = arriving(tensor)
             _touch(lives, device_of(value), value, made)
         for device in placement_of(node).group:
             if senders(self.program, node, device):
-                lives[device, tensor.storage] = [nbytes, made, made]
-        for device in members(self.program, value) if gathers(node) and value in self.handing else ():
+                (held,) = flat(type_on(node, device))
+                lives[device, tensor.storage] = [held.nbytes if assembles(node) else arriving(held), made, made]
+        for device in members(self.program, value) if assembles(node) and value in self.handing else ():
             _touch(lives, device, value, made)
 
 

@@ -12,9 +12,11 @@ from ...compiler.devices.device import Device
 from ...compiler.ir import ops as _ops  # noqa: F401  (registers the operations named below)
 from ...compiler.ir.aliasing import overwrites
 from ...compiler.ir.layouts import is_settled
+from ...compiler.ir.ops import SUM_TERMS
 from ...compiler.ir.program import Program, tensors_of, weight_name
-from ...compiler.ir.split import weight_on
-from ...compiler.ir.value import TensorType
+from ...compiler.ir.split import type_on
+from ...compiler.ir.value import TensorType, flat
+from ...compiler.states.parts import weight_on
 
 _PACKED = torch.ops.dovetail
 _UNPACKING = frozenset(
@@ -33,7 +35,15 @@ def scratch_bytes(program: Program, node: Node, device: Device) -> int:
     """
     if node.target in _UNPACKING:
         return _unpacked(program, node, device)
+    if node.target is SUM_TERMS:
+        return _wide_sum(node, device)
     return _attention(node) if node.target is _ATTENTION and device.is_host else 0
+
+
+def _wide_sum(node: Node, device: Device) -> int:
+    """Short floats are added in float32, beside the result."""
+    tensors = flat(type_on(node, device))
+    return sum(2 * one.nbytes for one in tensors if one.dtype in (torch.bfloat16, torch.float16))
 
 
 def apart_bytes(node: Node) -> int:

@@ -19,9 +19,9 @@ from torch.fx import Node
 
 from ...compiler.devices.device import Device
 from ...compiler.ir.program import Program, tensors_of, weight_name
-from ...compiler.ir.split import weight_on
 from ...compiler.ir.staging import aligned
 from ...compiler.ir.weight import Weight
+from ...compiler.states.parts import weight_on
 from .replicated import SMALL
 
 

@@ -11,9 +11,9 @@ from torch.fx import Node
 
 from ...compiler.ir.aliasing import argument_of
 from ...compiler.ir.ops import LINEAR
+from ...compiler.ir.pointwise import is_pointwise
 from ...compiler.ir.program import tensors_of, value_of, weight_name
 from ...compiler.ir.value import TensorType
-from ..analysis.pointwise import is_pointwise
 
 aten = torch.ops.aten
 

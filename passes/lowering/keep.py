@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from ...compiler.devices.device import Device
 from ...compiler.ir.program import Program
-from ...compiler.ir.split import pieces
+from ...compiler.states.parts import pieces
 from ...compiler.units import format_bytes
 from ..analysis.memory_needs import Count, needs_of
 from ..infra.base import Change, Pass

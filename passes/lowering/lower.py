@@ -29,7 +29,6 @@ from ...compiler.ir.schedule import (
     Allocate,
     Await,
     Copy,
-    Destination,
     Free,
     Input,
     Instruction,
@@ -44,19 +43,18 @@ from ...compiler.ir.schedule import (
     resting_place,
 )
 from ...compiler.ir.split import (
+    assembles,
     first_reader,
     gathered,
-    gathers,
     is_late,
+    is_shared,
+    landings_of,
     maker_of,
-    members,
-    part_of,
     rounds,
-    senders,
     source_of,
     split_of,
-    weight_on,
 )
+from ...compiler.states.parts import members, senders, weight_on
 from ..analysis.liveness import ending_at, last_touches
 from ..analysis.scratch import scratch_bytes
 from ..analysis.stages import Stages, most_together
@@ -92,8 +90,9 @@ Turn: TypeAlias = tuple[Node, Device]
 
 @dataclass(frozen=True)
 class Handing:
-    """Where a device sends its part of a value to wholes that are allocated when all parts are made."""
+    """Where a device sends what it has of a value to what is put together of it, once memory for that is there."""
 
+    made: ValueRef
     value: ValueRef
     device: Device
 
@@ -217,13 +216,14 @@ class _Lowering:
         last = {node: stage for stage in self.stages for node in stage.nodes}
         following = dict(pairwise([*self.stages, None]))
         handed, landed, allocated = (defaultdict[Stage | None, list[Between]](list) for _ in range(3))
-        for transfer in filter(gathers, self.program.transfers()):
+        for transfer in filter(assembles, self.program.transfers()):
             whole, value = ValueRef(transfer), source_of(transfer)
-            after, group = following[last[value]], placement_of(transfer).group
+            after = following[last[value]] if value in last else self.stages[0]  # behind the inputs
+            group = members(self.program, transfer)
             if is_late(self.program, transfer):
-                like = ValueRef(value) if _like(value) else None
+                like = ValueRef(value) if _is_dynamic(value) else None
                 handed[after] += [Allocate(whole, device, like) for device in group]
-                handed[after] += [Handing(ValueRef(value), one) for one in members(self.program, value)]
+                handed[after] += [Handing(whole, ValueRef(value), one) for one in members(self.program, value)]
             else:
                 allocated[first[value]].append(Allocate(whole, group[0], _like(value)))
             for device in group:
@@ -288,7 +288,7 @@ class _Lowering:
         """Each copy where its transfer stands in the graph, awaited by the first reader."""
         writers = writers_of(self.program)
         for transfer in self.program.transfers():
-            if gathers(transfer):
+            if assembles(transfer):
                 self._place_gather(transfer)
                 continue
             later = self._next_write(transfer, writers)
@@ -301,15 +301,14 @@ class _Lowering:
                     self.awaits[self.first[transfer, target]].append(Await(copy, target))
 
     def _place_gather(self, transfer: Node) -> None:
-        """Sends each part of a split value into its place in every whole, as soon as that has memory."""
+        """Sends what devices have of a value into its places on each that gets some, as soon as that has memory."""
         value, whole = source_of(transfer), ValueRef(transfer)
-        split = split_of(value)
-        assert split is not None
-        for target in placement_of(transfer).group:
+        for target in members(self.program, transfer):
             for device in senders(self.program, transfer, target):
-                start, stop = part_of(value, device)
-                copy = Copy(whole, device, target, Destination(((split.axis, start, stop - start),)))
-                site: Site = Handing(ValueRef(value), device) if is_late(self.program, transfer) else (value, device)
+                copy = Copy(whole, device, target, landings_of(transfer, device, target))
+                site: Site = (
+                    Handing(whole, ValueRef(value), device) if is_late(self.program, transfer) else (value, device)
+                )
                 self.sends[site].append(copy)
                 if device != target:
                     self.awaits[Gathered(whole, target)].append(Await(copy, target))
@@ -350,7 +349,7 @@ class _Lowering:
 
     def _made_in(self, value: ValueRef, site: Turn) -> Stage | None:
         """The stage that makes what a site reads, by itself or as its part."""
-        return self.stage_of.get((value.node, site[1] if split_of(value.node) else device_of(value.node)))
+        return self.stage_of.get((value.node, site[1] if is_shared(value.node) else device_of(value.node)))
 
     def _place_frees(self) -> dict[Site, list[Free]]:
         """Each value at the last site that touches it on a device; what is handed out is not freed."""
@@ -388,9 +387,14 @@ def _sender(transfer: Node) -> Site:
     return Gathered(ValueRef(value), device_of(value)) if split_of(maker) else (maker, device_of(value))
 
 
+def _is_dynamic(node: Node) -> bool:
+    """Whether sizes of a value differ from call to call."""
+    return not all(isinstance(size, int) for tensor in tensors_of(node) for size in tensor.shape)
+
+
 def _like(node: Node) -> ValueRef | None:
     """A whole value of the leading sizes of a split one that are not known: what the first operation of it reads."""
-    if all(isinstance(size, int) for tensor in tensors_of(node) for size in tensor.shape):
+    if not _is_dynamic(node):
         return None
     while parts := [one for one in node.all_input_nodes if split_of(one)]:
         node = parts[0]

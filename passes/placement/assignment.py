@@ -20,9 +20,9 @@ from ...compiler.errors import DoesNotFitError, UsageError
 from ...compiler.ir.eligibility import bias_of, marked_weights
 from ...compiler.ir.program import Program
 from ...compiler.ir.slices import Bounds, cover
-from ...compiler.ir.split import pieces
 from ...compiler.ir.weight import Weight
 from ...compiler.spec.residency import Residency
+from ...compiler.states.parts import pieces
 from ...compiler.units import format_bytes
 from ..analysis.memory_needs import Need, needs_of
 from ..infra.base import Change, Pass

@@ -23,17 +23,20 @@ from ...compiler.ir.aliasing import storages_of, writes
 from ...compiler.ir.ops import RESHARD, TRANSFER
 from ...compiler.ir.program import (
     HERE,
+    MOVING,
     Placement,
     Program,
     Segment,
     device_of,
     place_node,
+    placement_of,
     tensors_of,
     value_of,
     weight_name,
 )
-from ...compiler.ir.split import gathers, members, original, split_of
+from ...compiler.ir.split import assembles, is_shared, original, split_of
 from ...compiler.ir.value import TensorType
+from ...compiler.states.parts import members
 from ..analysis.segments import runs
 from ..infra.base import Change, Pass
 from .shared_bases import Key, share_bases, times_written
@@ -70,6 +73,7 @@ class _Transfers:
         nodes = list(program.graph.nodes)
         inputs = sum(node.op == "placeholder" for node in nodes)
         self.program = program
+        self.is_shared = any(map(is_shared, program.ops()))
         self.nodes = nodes
         self.storages = program.fresh_storages()
         self.memory = memory
@@ -86,7 +90,7 @@ class _Transfers:
     def insert(self) -> int:
         """Has every node read values that lie where it runs; returns how many of them are brought elsewhere."""
         for place, node in enumerate(self.nodes):
-            for value in node.all_input_nodes:
+            for value in () if node.target in MOVING else node.all_input_nodes:
                 if tensors_of(value) and not weight_name(value) and not split_of(value):
                     self._bring(value, node)
             self.written.update(writes(node))
@@ -101,12 +105,12 @@ class _Transfers:
     def _bring(self, value: Node, reader: Node) -> None:
         """Has a reader take a value as it lies on its devices."""
         home, group = device_of(value), members(self.program, reader)
-        if gathers(value) and self.ever_written.isdisjoint(storages_of(value)):
+        if assembles(value) and self.ever_written.isdisjoint(storages_of(value)):
             self.read_on[value].update(group)  # each gathers the parts for itself
-        elif group != (home,):
-            made = self._in_content(value, None if self.program.is_sliced else group[0])
+        elif not set(group) <= set(placement_of(value).group):
+            made = self._in_content(value, None if self.is_shared else group[0])
             reader.replace_input_with(value, made)
-            if self.program.is_sliced:
+            if self.is_shared:
                 self.read_on[made].update((home, *group))
 
     def _in_content(self, value: Node, device: Device | None) -> Node:

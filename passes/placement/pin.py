@@ -18,7 +18,7 @@ from torch.fx import Node
 from ...compiler.devices.device import Device
 from ...compiler.ir.aliasing import base_of, computes
 from ...compiler.ir.program import MOVING, Program, place_node, placement_of, weight_name
-from ...compiler.ir.split import split_of
+from ...compiler.ir.split import is_shared
 from ..analysis.replicated import replicated_weights
 from ..analysis.weight_chains import consumed_weights, weights_through
 from ..infra.base import Change, Pass
@@ -37,7 +37,7 @@ class Pin(Pass):
         """Walks the graph once; inputs, outputs and whatever precedes the first weight lie on the main device."""
         for node, (device, weights) in pinned(program, program.home).items():
             if not weight_name(node):
-                group = placement_of(node).group if split_of(node) else (device,)
+                group = placement_of(node).group if is_shared(node) else (device,)
                 place_node(node, group=group, weights=weights)
         return Change(len(program.graph.nodes), "nodes pinned")
 

@@ -19,10 +19,10 @@ from torch.fx import Node
 from ...compiler.ir.aliasing import Alias, alias_class, writes
 from ...compiler.ir.eligibility import bias_of
 from ...compiler.ir.ops import LINEAR, RESHARD
+from ...compiler.ir.pointwise import is_elementwise, is_number
 from ...compiler.ir.program import HERE, Program, place_node, tensors_of, weight_name
 from ...compiler.ir.slices import Bounds
 from ...compiler.ir.state import Split
-from ..analysis.pointwise import is_elementwise, is_number
 
 
 def split_matmuls(program: Program, bounds: Mapping[str, Bounds]) -> int:

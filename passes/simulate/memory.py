@@ -30,9 +30,9 @@ from ...compiler.ir.schedule import (
     Step,
     ValueRef,
 )
-from ...compiler.ir.split import pieces, type_on
-from ...compiler.ir.staging import slot_bytes
+from ...compiler.ir.split import is_packed, type_on
 from ...compiler.ir.value import flat, sizes_at
+from ...compiler.states.parts import pieces, slot_bytes
 from ..analysis.memory_needs import arriving, held_bytes
 from ..analysis.scratch import apart_bytes, scratch_bytes
 
@@ -55,6 +55,14 @@ class Usage:
     def total(self) -> int:
         """All of it together."""
         return self.weights + self.staged + self.values + self.scratch
+
+
+def _packed_bytes(copy: Copy) -> int:
+    """The most bytes of a box of a copy that is packed to be sent; one is at a time."""
+    (tensor,), node = flat(type_on(copy.sent.node, copy.source)), copy.sent.node
+    boxes = [one.taken for one in copy.landings if copy.source != copy.target]
+    packed = [box.part(tensor.sizes) * tensor.nbytes for box in boxes if is_packed(node, copy.source, box)]
+    return round(max(packed, default=0))
 
 
 def simulate_at(program: Program, symbols: Mapping[str, int]) -> dict[Device, Usage]:
@@ -140,7 +148,8 @@ class MemoryWalk:
                 for step in one.steps:
                     self.step(step, one.device)
             case Allocate(value, device):
-                self.hold(value, device, {tensor.storage: tensor.nbytes for tensor in tensors_of(value.node)})
+                (held,) = flat(type_on(value.node, device))
+                self.hold(value, device, {held.storage: held.nbytes})
             case Copy():
                 self.copy(one)
             case Free(value, device):
@@ -169,8 +178,10 @@ class MemoryWalk:
         return found
 
     def copy(self, copy: Copy) -> None:
-        """What arrives: in memory of its own, unless it has a place in a whole."""
-        if copy.into is None:
+        """What arrives: in memory of its own, or, in memory that was set aside, boxes that are packed one by one."""
+        if copy.landings:
+            self.on[copy.source].note(_packed_bytes(copy))
+        else:
             found: dict[Hashable, int] = {one.storage: arriving(one) for one in tensors_of(copy.value.node)}
             self.hold(copy.value, copy.target, found)
 

@@ -23,8 +23,9 @@ from ...compiler.devices.device import Device
 from ...compiler.devices.speeds import Speeds
 from ...compiler.ir.program import Program, tensors_of
 from ...compiler.ir.schedule import Await, Copy, Instruction, Lifetime, Load, Release, Run, Step
-from ...compiler.ir.split import pieces, share_of
+from ...compiler.ir.split import bytes_sent, share_of
 from ...compiler.spec.residency import Residency
+from ...compiler.states.parts import pieces
 from ..analysis.memory_needs import arriving
 from .cost import OpCost, cost_of
 
@@ -168,8 +169,9 @@ class ClockWalk:
     def copy(self, copy: Copy) -> None:
         """A value goes to another device, when it has been made and the lane is free; within a device it is a write."""
         node = copy.sent.node
-        share = self.share(node, copy.source)
-        nbytes = share * sum(arriving(tensor) for tensor in tensors_of(node))
+        nbytes = float(sum(arriving(tensor) for tensor in tensors_of(node)))
+        if copy.landings:
+            nbytes = bytes_sent(copy.value.node, copy.source, copy.target)
         if copy.source == copy.target:
             self.computed[copy.source] += 2 * nbytes / self.speeds[copy.source].bandwidth
             return

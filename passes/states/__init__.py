@@ -1,1 +1,1 @@
-"""Which states of operands give which state of a result: rules by family of operations, one file a family."""
+"""How a group of devices computes a program together, all at once."""

@@ -12,9 +12,9 @@ from torch.fx import Node
 from ...compiler.devices.device import Device
 from ...compiler.ir.program import Program, Segment
 from ...compiler.ir.schedule import Lifetime, Load
-from ...compiler.ir.split import pieces
 from ...compiler.ir.weight import Weight
 from ...compiler.spec.residency import Residency
+from ...compiler.states.parts import pieces
 from .spread import Streaming, stream
 
 

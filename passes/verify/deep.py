@@ -8,7 +8,7 @@ results lie in memory is compared apart (`verify_layout`), for that was traced o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,12 +26,12 @@ from torch.utils import _pytree as pytree
 
 from ...compiler.devices.device import Device
 from ...compiler.errors import DovetailError, PassError, VerificationError
+from ...compiler.ir.boxes import Landing
 from ...compiler.ir.program import HERE, Program, device_of, value_of, weight_name
 from ...compiler.ir.schedule import (
     Allocate,
     Await,
     Copy,
-    Destination,
     Free,
     Lifetime,
     Load,
@@ -43,9 +43,10 @@ from ...compiler.ir.schedule import (
     resting_place,
 )
 from ...compiler.ir.sizes import evaluate
-from ...compiler.ir.split import members, pieces, split_of, type_on, weight_on
+from ...compiler.ir.split import is_shared, type_on
 from ...compiler.ir.targets import bounded
 from ...compiler.ir.value import TensorType, Value, dense_stride
+from ...compiler.states.parts import call_on, members, pieces, weight_on
 from .layout import misplaced
 from .snapshot import Violation
 from .verifier import explain
@@ -103,16 +104,16 @@ class _FakeRun:
                 case Await(Load(lifetime=Lifetime.STAGE) as load):  # others of its weights may be there until then
                     self.bring(load)
                 case Allocate(value, device):
-                    self.held[value, device] = self.make(value_of(value.node), device)
-                case Copy(value, source, target, into) as copy:
+                    self.held[value, device] = self.make(type_on(value.node, device), device)
+                case Copy(value, source, target, landings) as copy:
                     sent = self.held[copy.sent, source]
-                    if into is not None:
-                        self.land(sent, self.held[value, target], into)
+                    if landings:
+                        self.land(sent, self.held[value, target], landings)
                     else:
                         self.held[value, target] = self.send(copy, sent)
                 case Run():
                     device = one.device
-                case Step(node) if split_of(node):
+                case Step(node) if is_shared(node):
                     self.held[ValueRef(node), device] = self.node(node, device)
                     count += device == members(self.program, node)[0]
                 case Step(node):
@@ -141,11 +142,12 @@ class _FakeRun:
         stride = dense_stride(shape) if value.stride == dense_stride(value.shape) else value.stride
         return replace(value, shape=shape, stride=stride)
 
-    def land(self, part: Any, whole: Any, into: Destination) -> None:
-        """Puts a part into its place in a whole; raises where it does not fit there."""
-        place = into.of(whole)
-        if place.shape != part.shape or place.dtype != part.dtype:
-            raise ValueError(f"{list(part.shape)} does not fit into {into} of {list(whole.shape)}")
+    def land(self, value: Any, memory: Any, landings: Sequence[Landing]) -> None:
+        """Puts boxes of a value into their places; raises where one does not fit there."""
+        for one in landings:
+            part, place = one.taken.of(value), one.into.of(memory)
+            if place.shape != part.shape or place.dtype != part.dtype:
+                raise ValueError(f"{list(part.shape)} does not fit into {one.into} of {list(memory.shape)}")
 
     def node(self, node: Node, device: Device) -> Any:
         def operand(value: Node) -> Any:
@@ -154,15 +156,16 @@ class _FakeRun:
             read = read_on(value, device)
             return self.held[read, resting_place(read, device)]
 
-        args, kwargs = map_arg((node.args, node.kwargs), operand)
+        target, args, kwargs = call_on(node, device)
+        args, kwargs = map_arg(args, operand), map_arg(kwargs, operand)
         args, kwargs = pytree.tree_map(lambda one: self.places[device] if one == HERE else one, (args, kwargs))
         try:
-            found = _call(node.target, args, kwargs)
+            found = _call(target, args, kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException, UnsupportedOperatorException):
             return self.make(type_on(node, device), device)  # only the data knows, or only a kernel
         except Exception as error:
             raise self.broken(node, f"{type(error).__name__}: {error}") from error
-        place = self.places[device if split_of(node) else device_of(node)]
+        place = self.places[device if is_shared(node) else device_of(node)]
         for problem in self.differences(type_on(node, device), found, place):
             raise self.broken(node, problem)
         return found

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from ...compiler.ir.aliasing import overwrites
 from ...compiler.ir.program import HERE, MOVING, Program, value_of
 from ...compiler.ir.sizes import evaluate
+from ...compiler.ir.split import assembles, source_of
 from ...compiler.ir.value import TensorType, Value
 
 HOST = torch.device("cpu")
@@ -44,17 +45,22 @@ class _LayoutRun:
         self.values: dict[Node, Any] = {}
         self.storage: dict[int, torch.UntypedStorage] = {}
         self.number: dict[int, int] = {}
+        self.anew: set[Node] = set()  # what is made of values that lie otherwise than in the trace, or are terms
 
     def run(self) -> Iterator[tuple[Node, str]]:
         for node in self.program.graph.nodes:
             if node.op == "output":
                 continue
             self.values[node] = self.yielded(node)
-            for problem in self.problems(value_of(node), self.values[node], overwrites(node)):
+            if _is_laid_anew(node) or not self.anew.isdisjoint(node.all_input_nodes):
+                self.anew.add(node)
+            for problem in () if node in self.anew else self.problems(value_of(node), self.values[node], node):
                 yield node, problem
 
     def yielded(self, node: Node) -> Any:
         if node.op != "call_function":
+            return self.make(value_of(node))
+        if assembles(node):
             return self.make(value_of(node))
         if node.target in MOVING:
             sent = self.values[node.all_input_nodes[0]]
@@ -66,14 +72,14 @@ class _LayoutRun:
         except (DynamicOutputShapeException, DataDependentOutputException, UnsupportedOperatorException):
             return self.make(value_of(node))  # only the data knows, or only a kernel
 
-    def problems(self, value: Value, found: Any, over: bool) -> Iterator[str]:
+    def problems(self, value: Value, found: Any, node: Node) -> Iterator[str]:
         if isinstance(value, TensorType):
             if isinstance(found, torch.Tensor) and found.numel():
                 yield from self.strides(value, found)
-                yield from self.sharing(value, found.untyped_storage(), over)
+                yield from self.sharing(value, found.untyped_storage(), overwrites(node))
         elif value is not None:
             for inner, item in zip(value, found, strict=False):
-                yield from self.problems(inner, item, over)
+                yield from self.problems(inner, item, node)
 
     def strides(self, value: TensorType, found: torch.Tensor) -> Iterator[str]:
         """Dimensions of size 1 may have any stride: no element depends on it, and traces differ in it."""
@@ -104,3 +110,8 @@ class _LayoutRun:
 
     def sizes(self, sizes: tuple[int | str, ...]) -> tuple[int, ...]:
         return tuple(evaluate(size, self.program.symbols) for size in sizes)
+
+
+def _is_laid_anew(node: Node) -> bool:
+    """Whether a value is put together of parts, densely, that did not lie so in the trace."""
+    return assembles(node) and value_of(node).stride != value_of(source_of(node)).stride  # type: ignore[union-attr]

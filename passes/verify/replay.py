@@ -30,7 +30,8 @@ from ...compiler.ir.schedule import (
     ValueRef,
     resting_place,
 )
-from ...compiler.ir.split import lying_on, members, rounds, senders, split_of, weight_on
+from ...compiler.ir.split import assembles, lying_on, rounds
+from ...compiler.states.parts import members, senders, weight_on
 from .replay_parts import GatheredParts
 from .replay_weights import Broken, LoadedWeights
 from .snapshot import UNKNOWN, Snapshot, Violation
@@ -167,11 +168,11 @@ class _Machine:
             what = f"written {self.writes(value)} times here, and goes on after {self.contents[transfer]}"
             yield "copy", f"the memory of {copy.sent} is {what}"
         yield from self.read((copy.sent, here))
-        if copy.into is not None:
+        if copy.landings:
             yield from self.use(key)
             yield from self.parts.land(copy)
             return
-        if key in self.arrived or split_of(value):
+        if key in self.arrived or assembles(transfer):
             yield "copy", f"{copy.sent} was sent to {copy.target} before, or is a part"
         self.arrived[key] = False
         self.sent[key] = copy
@@ -185,7 +186,7 @@ class _Machine:
         if isinstance(started, Load):
             yield from self.weights.wait(started, device)
             return
-        if started.into is not None:
+        if started.landings:
             yield from self.parts.wait(started, device)
             return
         key = started.value, self.snapshot.place(started.target)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from ...compiler.devices.device import Device
 from ...compiler.ir.schedule import Lifetime, Load
-from ...compiler.ir.split import pieces
+from ...compiler.states.parts import pieces
 from .snapshot import Snapshot
 
 Broken = Iterator[tuple[str, str]]

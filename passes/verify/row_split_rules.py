@@ -1,4 +1,4 @@
-"""The rules of a row split: what slices a weight is in, and which operations are split over devices."""
+"""The rules of what groups of devices compute: the slices of weights, states, and the memory of values in them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from torch.fx import Node
 
-from ...compiler.ir.ops import LINEAR
-from ...compiler.ir.program import MOVING, placement_of, tensors_of
+from ...compiler.ir.program import placement_of, state_of, states_of, tensors_of
 from ...compiler.ir.slices import cover
-from ...compiler.ir.split import split_of, state_of
-from ...compiler.ir.state import WHOLE
-from ..analysis.pointwise import is_number, is_pointwise
+from ...compiler.ir.split import is_shared
+from ...compiler.ir.state import Split
+from ...compiler.states.parts import terms_meet
+from ...compiler.states.table import strategy_of
 from .snapshot import Snapshot, Violation
 
 
@@ -27,51 +27,55 @@ def slices(snapshot: Snapshot) -> Iterator[Violation]:
 
 
 def split(snapshot: Snapshot) -> Iterator[Violation]:
-    """A split operation multiplies a whole by slices of weights, or is elementwise on parts of equal columns."""
-    for node in snapshot.nodes:
-        group, state = placement_of(node).group, state_of(node)
-        if node.target in MOVING or (len(group) < 2 and state == WHOLE):
+    """What each device of a group computes follows from the rules of states, and its parts are those of weights."""
+    for node in snapshot.ops:
+        if not is_shared(node) and not placement_of(node).states:
             continue
-        goes_on = _multiplies if node.target in LINEAR else _goes_on
-        if not _covers(snapshot, node) or not goes_on(snapshot, node):
-            yield Violation("split", f"%{node.name} cannot be done {state} on {'+'.join(map(str, group))}", node)
+        why = _why_not(snapshot, node)
+        if why:
+            group = "+".join(map(str, placement_of(node).group))
+            yield Violation("split", f"%{node.name} cannot be computed on {group} so: {why}", node)
 
 
-def _covers(snapshot: Snapshot, node: Node) -> bool:
-    """Whether an operation has one result, of whose last axis each device of the program has a range."""
-    split, devices = split_of(node), snapshot.program.devices
-    if split is None or len(placement_of(node).states) > 1 or len(split.segments) > 1:
-        return False
-    shape = values[0].shape if node.op == "call_function" and len(values := tensors_of(node)) == 1 else ()
-    is_last = bool(shape) and split.axis == len(shape) - 1 and placement_of(node).group == devices
-    return is_last and split.covers(len(devices), shape[-1])
+def _why_not(snapshot: Snapshot, node: Node) -> str:
+    """Why the group of a node cannot compute it as its states say, if it cannot."""
+    group, states, program = placement_of(node).group, placement_of(node).states, snapshot.program
+    if len(group) < 2 or len(set(group)) < len(group) or not set(group) <= set(program.devices):
+        return "what has a state is computed by several devices of the program"
+    if any(len(one) != 1 for one in states) or (states and len(states) != len(tensors_of(node))):
+        return "it has a state for each of its results"
+    for state, tensor in zip(states_of(node), tensors_of(node), strict=True):
+        if isinstance(state, Split) and not (
+            state.axis < len(tensor.shape) and state.covers(len(group), tensor.shape[state.axis])
+        ):
+            return f"{state} does not cover {list(tensor.shape)}"
+    chosen = strategy_of(node)
+    if chosen is None:
+        given = ", ".join(
+            f"%{one.name} {state_of(one)}" for one in snapshot.operands[node] if one not in snapshot.weights
+        )
+        return f"no rule has {', '.join(map(str, states_of(node)))} come of {given}"
+    if not terms_meet(program, chosen):
+        return "the terms that it takes are not of the same devices"
+    for one, state in chosen.operands.items():
+        known = program.bounds.get(snapshot.weights[one].name) if one in snapshot.weights else None
+        if known is not None and isinstance(state, Split) and (known,) != state.segments:
+            return f"the weight %{one.name} is split otherwise"
+    return ""
 
 
 def states(snapshot: Snapshot) -> Iterator[Violation]:
-    """Values that lie in one piece of memory have one state."""
-    if not any(placement_of(node).states for node in snapshot.ops):
-        return
+    """A value that lies in memory of another one is a view of it on each of its devices, or is written by all."""
     first: dict[int, Node] = {}
-    for node in snapshot.nodes:
+    for node in snapshot.nodes if any(map(is_shared, snapshot.ops)) else ():
         for storage in snapshot.storages.get(node, ()):
             other = first.setdefault(storage, node)
-            if state_of(other) != state_of(node):
+            is_alike = placement_of(other).group == placement_of(node).group or other.op == "placeholder"
+            if not is_alike or (other is not node and storage not in _given(snapshot, node)):
                 both = f"%{node.name} is {state_of(node)}, %{other.name} {state_of(other)}"
                 yield Violation("states", f"{both}, and both lie in the memory ~{storage}", node)
 
 
-def _multiplies(snapshot: Snapshot, node: Node) -> bool:
-    """Whether a matmul reads a whole, and a weight and a bias that are sliced as its result is split."""
-    operand, *held = snapshot.operands[node]
-    known, split = snapshot.program.bounds, split_of(node)
-    sliced = all(one in snapshot.weights and (known.get(snapshot.weights[one].name),) == split.segments for one in held)  # type: ignore[union-attr]
-    return node.args[0] is operand and not split_of(operand) and node.args[1] in held and sliced
-
-
-def _goes_on(snapshot: Snapshot, node: Node) -> bool:
-    """Whether an operation takes parts of the columns and sizes that it yields, and numbers beside them."""
-    parts = [one for one in snapshot.operands[node] if split_of(one)]
-    others = [one for one in snapshot.operands[node] if not split_of(one)]
-    shapes = {tensor.shape for one in (node, *parts) for tensor in tensors_of(one)}
-    alike = len(shapes) == 1 and all(split_of(one) == split_of(node) for one in parts)
-    return bool(parts) and alike and is_pointwise(node.target, node.kwargs) and all(map(is_number, others))
+def _given(snapshot: Snapshot, node: Node) -> set[int]:
+    """The memory of what an operation is given."""
+    return {storage for one in snapshot.operands.get(node, ()) for storage in snapshot.storages.get(one, ())}

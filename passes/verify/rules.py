@@ -18,10 +18,10 @@ from torch.fx import Node
 from ...compiler.devices.device import Device
 from ...compiler.ir.aliasing import Alias
 from ...compiler.ir.program import HERE, origin_of, placement_of, tensors_of, weight_name
-from ...compiler.ir.split import members
 from ...compiler.ir.structure import count_leaves
 from ...compiler.ir.targets import argument_names, name_of, yields_number
 from ...compiler.ir.value import TensorType
+from ...compiler.states.parts import members
 from .snapshot import UNKNOWN, Snapshot, Violation
 
 aten = torch.ops.aten

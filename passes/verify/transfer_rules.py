@@ -10,9 +10,11 @@ from torch.fx import Node
 from ...compiler.devices.device import Device
 from ...compiler.ir.numbers import numbers_read
 from ...compiler.ir.ops import RESHARD
-from ...compiler.ir.program import HERE, MOVING, Placement, device_of, placement_of
-from ...compiler.ir.split import gathers, members, source_of, split_of
-from ...compiler.ir.value import TensorType
+from ...compiler.ir.program import HERE, MOVING, Placement, device_of, placement_of, state_of
+from ...compiler.ir.split import assembles, source_of, split_of
+from ...compiler.ir.state import WHOLE, State
+from ...compiler.ir.value import TensorType, ordered_stride
+from ...compiler.states.parts import members
 from .snapshot import Snapshot, Violation
 
 
@@ -25,10 +27,15 @@ def moving(snapshot: Snapshot) -> Iterator[Violation]:
     for node in snapshot.moving:
         if not _is_moved(snapshot, node) or any(first[one] is not node for one in snapshot.storages[node]):
             yield Violation("moving", f"%{node.name} = {node.target} does not bring its operand where it is", node)
-        elif "cut" not in snapshot.program.facts and not gathers(node):
+        elif "cut" not in snapshot.program.facts and not assembles(node):
             yield Violation("moving", f"%{node.name} moves a value in a program that was not cut", node)
-        elif placement_of(node) != Placement(placement_of(node).group):
-            yield Violation("moving", f"%{node.name} is whole on its devices, and its placement says more", node)
+        elif placement_of(node) != _place(node):
+            yield Violation("moving", f"%{node.name} has a state on its devices, and its placement says more", node)
+
+
+def _place(node: Node) -> Placement:
+    """All that a placement may say of what moves a value: its devices, and of which parts it is put together there."""
+    return Placement(placement_of(node).group, states=placement_of(node).states if split_of(node) else ())
 
 
 def _is_moved(snapshot: Snapshot, node: Node) -> bool:
@@ -41,13 +48,19 @@ def _is_moved(snapshot: Snapshot, node: Node) -> bool:
         return False
     group, source = placement_of(node).group, placement_of(value).group
     return (
-        (value.target not in MOVING or gathers(value))
-        and (bool(split_of(value)) or not set(group) <= set(source) or "cut" not in snapshot.program.facts)
+        (value.target not in MOVING or assembles(value))
+        and (assembles(node) or not set(group) <= set(source) or "cut" not in snapshot.program.facts)
         and (node.target is RESHARD or (not split_of(value) and len(group) == len(source) == 1))
         and list(group) == [device for device in snapshot.program.devices if device in group]
-        and kinds[1] == replace(kinds[0], storage=kinds[1].storage)
+        and kinds[1] == _kind_of(node, kinds[0], kinds[1].storage)
         and _stands_behind(snapshot, node, value)
     )
+
+
+def _kind_of(node: Node, kind: TensorType, storage: int) -> TensorType:
+    """What moving a value yields: its like in other memory; what is put together fills it."""
+    found = replace(kind, storage=storage)
+    return replace(found, stride=ordered_stride(found.shape, found.stride)) if assembles(node) else found
 
 
 def _stands_behind(snapshot: Snapshot, node: Node, value: Node) -> bool:
@@ -55,7 +68,7 @@ def _stands_behind(snapshot: Snapshot, node: Node, value: Node) -> bool:
     before = node.prev
     while before.target in MOVING:
         before = before.prev
-    maker = source_of(value) if gathers(value) else value
+    maker = source_of(value) if assembles(value) else value
     is_input = maker.op == before.op == "placeholder"
     return is_input or before is maker or not snapshot.writes.get(before, set()).isdisjoint(snapshot.storages[value])
 
@@ -78,8 +91,8 @@ def _unread(snapshot: Snapshot, node: Node) -> list[Device]:
     """The devices to which something is brought that nobody reads there, nor brings on from there."""
     read = {device for user in node.users if user.target not in MOVING for device in members(snapshot.program, user)}
     read.update(placement_of(node).group[:1] if any(user.target in MOVING for user in node.users) else ())
-    there = () if gathers(node) else placement_of(source_of(node)).group
-    return [device for device in placement_of(node).group if device not in read and device not in there]
+    there = () if assembles(node) else placement_of(source_of(node)).group
+    return [device for device in members(snapshot.program, node) if device not in read and device not in there]
 
 
 @dataclass
@@ -88,7 +101,7 @@ class _Contents:
 
     snapshot: Snapshot
     written: dict[int, tuple[int, Node]] = field(default_factory=dict)
-    latest: dict[tuple[Node, Device], int] = field(default_factory=dict)
+    latest: dict[tuple[Node, Device, State], int] = field(default_factory=dict)
     came: dict[int, tuple[int, Node]] = field(default_factory=dict)  # by the memory of what was brought
 
     def brought(self, node: Node, place: int) -> str | None:
@@ -97,9 +110,9 @@ class _Contents:
         since = max((self.written[one][0] for one in self.snapshot.storages[value] if one in self.written), default=-1)
         problem = None
         for device in placement_of(node).group:
-            if self.latest.get((value, device), -1) > since:
+            if self.latest.get((value, device, state_of(node)), -1) > since:
                 problem = f"brings %{value.name} to {device} once more"
-            self.latest[value, device] = place
+            self.latest[value, device, state_of(node)] = place
         if not split_of(value):  # a whole that was gathered is no copy: the value itself is written there
             self.came.update(dict.fromkeys(self.snapshot.storages[node], (place, value)))
         return problem
@@ -118,14 +131,9 @@ class _Contents:
                 yield from self.outdated(value, storage)
 
     def is_there(self, node: Node, value: Node) -> bool:
-        """Whether what a node reads of a value lies on all devices that run it: all of it, or the same part as its own.
-
-        That a matmul reads the whole is a rule of its own.
-        """
-        group = placement_of(value).group
-        if split_of(value):
-            return placement_of(node).group == group and split_of(node) == split_of(value)
-        return set(members(self.snapshot.program, node)) <= set(group)
+        """Whether what a node reads of a value lies on all devices that run it; its state is for a rule of its own."""
+        has = placement_of(value).group if state_of(value) == WHOLE else members(self.snapshot.program, value)
+        return set(members(self.snapshot.program, node)) <= set(has)
 
     def outdated(self, value: Node, storage: int) -> Iterator[str]:
         """The write that a copy in a piece of memory came too early for."""

@@ -38,7 +38,7 @@ from ...compiler.ir.aliasing import (
     written_by,
 )
 from ...compiler.ir.program import MOVING, Program, tensors_of, weight_name
-from ...compiler.ir.split import gathers, original, source_of
+from ...compiler.ir.split import assembles, original, source_of
 from ...compiler.ir.value import TensorType
 
 Key: TypeAlias = Any
@@ -168,7 +168,7 @@ class _Reader:
 
 def _home(piece: Node, memory: Mapping[Node, Node]) -> Node:
     """The piece that is written where a copy of it lies elsewhere: of parts that were gathered, the whole."""
-    return _home(memory[source_of(piece)], memory) if piece.target in MOVING and not gathers(piece) else piece
+    return _home(memory[source_of(piece)], memory) if piece.target in MOVING and not assembles(piece) else piece
 
 
 def _literal(value: Any, key: Callable[[Any], Key]) -> Key:

@@ -17,10 +17,10 @@ from ...compiler.devices.device import Device
 from ...compiler.errors import WeightError
 from ...compiler.ir.part import Part
 from ...compiler.ir.program import Program
-from ...compiler.ir.split import pieces
 from ...compiler.ir.staging import offsets
 from ...compiler.ir.weight import Weight
 from ...compiler.spec.residency import Residency
+from ...compiler.states.parts import pieces
 from ..devices.accelerator import accelerator_of
 from .adapter_weights import AdapterWeights
 from .fetching import fetched_weight

@@ -11,7 +11,7 @@ from ...compiler.devices.device import Device
 from ...compiler.ir.part import Part
 from ...compiler.ir.program import Program
 from ...compiler.ir.schedule import Lifetime, Load
-from ...compiler.ir.split import pieces
+from ...compiler.states.parts import pieces
 
 
 def readers(program: Program) -> dict[str, list[Device]]:

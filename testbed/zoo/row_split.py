@@ -18,7 +18,8 @@ from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.eligibility import marked_weights
 from dovetail.compiler.ir.program import Program
-from dovetail.compiler.ir.split import gathers, pieces, source_of
+from dovetail.compiler.ir.split import gathers, source_of
+from dovetail.compiler.states.parts import pieces
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes, parse_passes

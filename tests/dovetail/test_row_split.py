@@ -15,7 +15,7 @@ from dovetail.compiler.errors import DoesNotFitError, UsageError, WeightError
 from dovetail.compiler.ir.part import Part
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.schedule import Copy, Lifetime, Load
-from dovetail.compiler.ir.split import pieces
+from dovetail.compiler.states.parts import pieces
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes.placement import rows
 from testbed.pipelines.tiny_pipelines import paint, wide_flux
@@ -75,11 +75,15 @@ def test_a_matrix_and_its_bias_are_sliced_by_shares_and_all_else_stays_on_the_ma
 
 def test_the_input_of_a_matmul_crosses_once_to_each_device_and_the_parts_land_in_the_whole() -> None:
     copies = [one for one in split(wide(), tensor_split="16,10,6").schedule.flat() if isinstance(one, Copy)]
-    out = [one for one in copies if one.into is None]
-    back = [one for one in copies if one.into]
+    out = [one for one in copies if not one.landings]
+    back = [one for one in copies if one.landings]
     assert (len(out), len(back)) == (2 * 2, 2 * 3)
     assert {str(one.source) for one in out} == {"sim0"} == {str(one.target) for one in back}
-    assert [one.into.ranges for one in back if one.into] == [((1, 128, 80),), ((1, 208, 48),), ((1, 0, 128),)] * 2
+    assert [one.into.ranges for copy in back for one in copy.landings] == [
+        ((1, 128, 80),),
+        ((1, 208, 48),),
+        ((1, 0, 128),),
+    ] * 2
 
 
 def test_a_device_whose_share_rounds_to_nothing_gets_nothing() -> None:

@@ -287,7 +287,7 @@ class Clockwork:
         assert max(self.writes[storage] for storage in storages(sent)) == self.contents[value.node]
         self.check_reading(sent, source)
         done = self.compute[source] + takes
-        if one.into is not None:  # nobody else may have it now, and nothing but its place may be written
+        if one.landings:  # nobody else may have it now, and nothing but its place may be written
             assert self.held[value, target]
             done = max(self.compute[source], self.compute[target]) + takes
         else:

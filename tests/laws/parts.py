@@ -13,8 +13,8 @@ from torch.fx.node import map_aggregate, map_arg
 from dovetail.compiler.ir.program import Program, tensors_of, weight_name
 from dovetail.compiler.ir.slices import bounds_of
 from dovetail.compiler.ir.state import PARTIAL, Split, State
-from dovetail.passes.states.rules import local_call
-from dovetail.passes.states.strategy import Strategy, takes_part
+from dovetail.compiler.states.strategy import Strategy, takes_part
+from dovetail.compiler.states.table import local_call
 
 
 def cut(value: torch.Tensor, state: State, member: int, terms: int) -> torch.Tensor:

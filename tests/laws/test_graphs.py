@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dovetail.compiler.devices.device import Device
 from dovetail.compiler.errors import PassError
-from dovetail.compiler.ir.split import crossing_bytes
+from dovetail.compiler.states.parts import crossing_bytes
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 from dovetail.components.compiled import CompiledModule

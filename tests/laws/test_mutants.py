@@ -22,11 +22,13 @@ import dovetail
 from dovetail.compiler.devices.device import Device
 from dovetail.compiler.errors import VerificationError
 from dovetail.compiler.ir.aliasing import storages_of, writes
+from dovetail.compiler.ir.boxes import Box, Landing
 from dovetail.compiler.ir.program import Program, place_node, placement_of
-from dovetail.compiler.ir.schedule import Allocate, Await, Copy, Destination, Free, Run, Schedule
-from dovetail.compiler.ir.split import maker_of, pieces, source_of, split_of
+from dovetail.compiler.ir.schedule import Allocate, Await, Copy, Free, Run, Schedule
+from dovetail.compiler.ir.split import maker_of, source_of, split_of
 from dovetail.compiler.ir.state import WHOLE, Partial, Split
 from dovetail.compiler.ir.weight import Weight
+from dovetail.compiler.states.parts import pieces
 from dovetail.passes.placement.pin import pinned
 from dovetail.passes.verify.deep import verify_deep
 from dovetail.runtime import sim, steps, transport
@@ -319,9 +321,9 @@ def _rehearses(program: Program) -> bool:
 def landed_elsewhere(schedule: Schedule) -> Iterator[Schedule]:
     """Each part that lands in a whole a column too early, or at its beginning."""
     for one in copies_of(schedule):
-        ((axis, first, length),) = one.into.ranges if one.into else ((0, 0, 0),)
-        for start in {first - 1, 0} - {first} if one.into else ():
-            moved = replace(one, into=Destination(((axis, start, length),)))
+        ((axis, first, length),) = one.landings[0].into.ranges if one.landings else ((0, 0, 0),)
+        for start in {first - 1, 0} - {first} if one.landings else ():
+            moved = replace(one, landings=(Landing(Box(), Box(((axis, start, length),))),))
 
             def land(other: Any, one: Copy = one, moved: Copy = moved) -> list[Any]:
                 if isinstance(other, Await) and other.started == one:
@@ -376,7 +378,7 @@ def test_every_part_that_is_copied_twice_is_caught_by_the_verifier() -> None:
     torch.manual_seed(0)
     subject = split_by_rows()
     schedule = subject.compiled.schedule
-    parts = [one for one in copies_of(schedule) if one.into]
+    parts = [one for one in copies_of(schedule) if one.landings]
     mutants = [changed(schedule, lambda one, part=part: [one, one] if one is part else [one]) for part in parts]
     count([subject.is_accepted(mutant) for mutant in mutants], "parts that are copied twice", "verifier")
 
@@ -385,7 +387,7 @@ def gathers(schedule: Schedule) -> Iterator[tuple[Allocate, list[Copy]]]:
     """Each allocation with the copies of parts that land in it."""
     for one in schedule:
         if isinstance(one, Allocate):
-            yield one, [copy for copy in copies_of(schedule) if copy.into and copy.value == one.value]
+            yield one, [copy for copy in copies_of(schedule) if copy.landings and copy.value == one.value]
 
 
 def test_every_whole_that_is_made_anew_or_where_nothing_lands_is_caught_by_the_verifier() -> None:

@@ -16,8 +16,8 @@ from dovetail.compiler.checkpoints.quantized_types import QUANT_TYPES
 from dovetail.compiler.ir.part import Part
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.slices import bounds_of
-from dovetail.compiler.ir.split import pieces
 from dovetail.compiler.ir.weight import Weight
+from dovetail.compiler.states.parts import pieces
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 from dovetail.components.compiled import CompiledModule

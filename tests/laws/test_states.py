@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.state import Split
-from dovetail.passes.states.reshapes import reshaped
-from dovetail.passes.states.rules import rule_of, strategies
-from dovetail.passes.states.strategy import name_of
+from dovetail.compiler.states.reshapes import reshaped
+from dovetail.compiler.states.strategy import name_of
+from dovetail.compiler.states.table import rule_of, strategies
 from testbed.zoo.everything import TINY
 from tests.cases import drawn
 

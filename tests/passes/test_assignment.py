@@ -15,8 +15,8 @@ from dovetail.compiler.ir.part import Part
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.schedule import Load
 from dovetail.compiler.ir.slices import bounds_of
-from dovetail.compiler.ir.split import pieces
 from dovetail.compiler.spec.residency import Residency
+from dovetail.compiler.states.parts import pieces
 from dovetail.compiler.text.printer import print_program
 from dovetail.compiler.units import MIB
 from dovetail.components.compiled import CompiledModule

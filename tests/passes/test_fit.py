@@ -14,8 +14,8 @@ from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.errors import DoesNotFitError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program, device_of
-from dovetail.compiler.ir.split import pieces
 from dovetail.compiler.spec.residency import Residency
+from dovetail.compiler.states.parts import pieces
 from dovetail.compiler.text.printer import print_program
 from dovetail.compiler.units import GIB, KIB, MIB, format_bytes
 from dovetail.passes.analysis.memory_needs import needs_of

@@ -16,11 +16,12 @@ from dovetail.compiler.errors import PassError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.ops import LINEAR
 from dovetail.compiler.ir.part import Part
-from dovetail.compiler.ir.program import Program, tensors_of
+from dovetail.compiler.ir.program import Program, placement_of, tensors_of
 from dovetail.compiler.ir.schedule import Allocate, Copy, Run
-from dovetail.compiler.ir.split import gathers, members, part_of, pieces, source_of, type_on, weight_on
+from dovetail.compiler.ir.split import assembles, source_of, split_of, type_on
 from dovetail.compiler.ir.value import TensorType
 from dovetail.compiler.ir.weight import Adapter
+from dovetail.compiler.states.parts import members, pieces, weight_on
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes, parse_passes
 from dovetail.passes.verify.deep import verify_deep
@@ -79,7 +80,7 @@ def run(program: Program, module: nn.Module, adapters: Mapping[str, Tensor] | No
 
 
 def gathered(program: Program) -> list[Node]:
-    return [source_of(one) for one in program.transfers() if gathers(one)]
+    return [source_of(one) for one in program.transfers() if assembles(one)]
 
 
 def runs(program: Program) -> list[Run]:
@@ -101,7 +102,7 @@ def test_what_three_layers_read_crosses_once_and_all_three_are_multiplied_by_bef
     program = check(lambda x, one, two, three: x + one.softmax(-1) * two.softmax(-1) + three.softmax(-1), 3)
     assert len(program.segments) == 2 * 2, "a segment of all devices a block, and what is done with the wholes"
     assert len(runs(program)) == 2 * (3 + 1)
-    sent = [one for one in program.schedule.flat() if isinstance(one, Copy) and not one.into]  # type: ignore[union-attr]
+    sent = [one for one in program.schedule.flat() if isinstance(one, Copy) and not one.landings]  # type: ignore[union-attr]
     assert len(sent) == 2 * 2
 
 
@@ -132,7 +133,8 @@ def test_a_bias_is_added_where_its_rows_are_multiplied_by() -> None:
     for node in (node for node in program.ops() if node.target in LINEAR):
         for device in members(program, node):
             weight, bias = (weight_on(program, node, operand, device) for operand in node.args[1:3])  # type: ignore[arg-type]
-            assert weight.which == bias.which == Part(0, (part_of(node, device),))
+            rows = split_of(node).ranges(placement_of(node).group.index(device))  # type: ignore[union-attr]
+            assert weight.which == bias.which == Part(0, rows)
             assert device == pieces(program)[weight.name][1] == pieces(program)[bias.name][1]
 
 

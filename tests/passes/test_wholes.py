@@ -15,7 +15,8 @@ from dovetail import CompiledModule
 from dovetail.compiler.errors import DoesNotFitError, ProgramTextError, VerificationError
 from dovetail.compiler.ir.program import Program, placement_of
 from dovetail.compiler.ir.schedule import Allocate, Copy
-from dovetail.compiler.ir.split import crossing_bytes, gathers, original
+from dovetail.compiler.ir.split import assembles, original
+from dovetail.compiler.states.parts import crossing_bytes
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 from dovetail.passes.analysis.memory_needs import needs_of
@@ -115,7 +116,7 @@ def test_a_row_split_runs_in_exactly_what_it_needs(use: Use, shares: list[int], 
 
 def test_each_device_gathers_for_itself_what_it_reads_and_nothing_goes_over_the_main_one() -> None:
     program = compiled(model(chained), [1, 1, 1]).program
-    groups = [placement_of(one).group for one in program.transfers() if gathers(one)]
+    groups = [placement_of(one).group for one in program.transfers() if assembles(one)]
     assert groups == [program.devices] * 5 + [program.devices[:1]], (
         "six matmuls, of which the result is on the main one"
     )
@@ -123,7 +124,7 @@ def test_each_device_gathers_for_itself_what_it_reads_and_nothing_goes_over_the_
     assert crossing_bytes(program) < 2 * 3 * (whole * 2 + 2 * whole // 3), "less than there and back for each matmul"
     assert len(program.segments) == 1, "a segment ends where the group changes"
     assert program.schedule is not None
-    for copy in (one for one in program.schedule.flat() if isinstance(one, Copy) and one.into):
+    for copy in (one for one in program.schedule.flat() if isinstance(one, Copy) and one.landings):
         assert original(copy.value.node) is copy.sent.node, "parts come from where they were made"
 
 
@@ -131,7 +132,7 @@ def test_a_whole_that_the_main_device_alone_reads_takes_its_parts_as_they_are_ma
     schedule = compiled(model(lambda layers, x: layers[0](x).softmax(-1)), [1, 1, 1]).schedule
     places = [index for index, one in enumerate(schedule) if isinstance(one, Allocate)]
     assert all(schedule.instructions[index].device == schedule.instructions[0].device for index in places)  # type: ignore[union-attr]
-    assert not any(isinstance(one, Copy) and one.into for one in schedule), "steps send them"
+    assert not any(isinstance(one, Copy) and one.landings for one in schedule), "steps send them"
 
 
 def test_on_no_device_of_a_group_a_value_is_of_a_dtype_that_it_lacks() -> None:

@@ -13,8 +13,8 @@ from torch import nn
 import dovetail
 from dovetail.compiler.errors import DoesNotFitError, ExecutionError, WeightError
 from dovetail.compiler.ir.schedule import Load
-from dovetail.compiler.ir.staging import slot_bytes
 from dovetail.compiler.spec.residency import Residency
+from dovetail.compiler.states.parts import slot_bytes
 from dovetail.components.compiled import CompiledModule
 from dovetail.runtime import sim
 

@@ -99,14 +99,14 @@ def _make_folder(folder: Path) -> None:
 
 
 def _crossing_bytes(part: CompiledModule) -> int:
-    from ...compiler.ir.split import crossing_bytes
+    from ...compiler.states.parts import crossing_bytes
 
     return crossing_bytes(part.program)
 
 
 def _weights(part: CompiledModule) -> dict[str, int]:
     """The bytes of weights that rest on each device."""
-    from ...compiler.ir.split import bytes_held
+    from ...compiler.states.parts import bytes_held
 
     return {device.name: nbytes for device, nbytes in bytes_held(part.program).items()}
 

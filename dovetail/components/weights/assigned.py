@@ -14,10 +14,9 @@ from ...compiler.ir.part import Part
 from ...compiler.ir.program import Program
 from ...compiler.ir.schedule import Lifetime, Load
 from ...compiler.ir.slices import Bounds
-from ...compiler.ir.split import pieces
-from ...compiler.ir.staging import slot_bytes
 from ...compiler.ir.weight import Weight
 from ...compiler.spec.residency import Residency
+from ...compiler.states.parts import pieces, slot_bytes
 from ...lora.adapters import plain_name
 from ...passes.placement.assignment import Assigned
 from ...runtime.store.stored_weight import StoredWeight

@@ -14,7 +14,8 @@ from torch.fx import Node
 from ...compiler.devices.device import Device
 from ...compiler.errors import PassError
 from ...compiler.ir.program import Program, origin_of, placement_of, tensors_of, weight_name
-from ...compiler.ir.split import first_reader, maker_of, original, sent
+from ...compiler.ir.split import first_reader, maker_of, original
+from ...compiler.states.parts import sent
 from ...compiler.units import format_bytes
 from .alike import text_of
 from .folding import repeats

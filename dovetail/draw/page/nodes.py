@@ -10,8 +10,9 @@ from torch.fx import Node
 from ...compiler.devices.speeds import Speeds
 from ...compiler.ir.eligibility import marks_by_name
 from ...compiler.ir.program import Program, origin_of, placement_of, tensors_of, weight_name
-from ...compiler.ir.split import first_reader, original, sent, share_of, split_of
+from ...compiler.ir.split import first_reader, original, share_of, split_of
 from ...compiler.ir.value import TensorType
+from ...compiler.states.parts import sent
 from ...passes.simulate.cost import cost_of
 from ..outline.grouping import Group, by_block, by_segment, place_of, unit_finder
 from ..outline.outline import modules_of

@@ -12,7 +12,7 @@ from typing import Any
 from ...compiler.devices.device import Device
 from ...compiler.ir.program import Program
 from ...compiler.ir.schedule import Lifetime, Load
-from ...compiler.ir.split import pieces
+from ...compiler.states.parts import pieces
 from ...passes.simulate.memory import Usage
 from ...passes.simulate.profile import Moments, Profile
 from ...passes.simulate.timeline import Span, Timeline

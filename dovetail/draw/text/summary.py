@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ...compiler.devices.device import Device
 from ...compiler.ir.program import Program
-from ...compiler.ir.split import bytes_held
+from ...compiler.states.parts import bytes_held
 from ...compiler.units import format_bytes
 from ...passes.simulate.memory import Usage, simulate
 from ..outline.outline import Outline, Part, outline

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from dovetail.compiler.errors import ProgramTextError
 from dovetail.compiler.ir.program import Placement, placement_of
-from dovetail.compiler.ir.split import members, share_of, type_on
+from dovetail.compiler.ir.split import share_of, type_on
 from dovetail.compiler.ir.state import WHOLE, Partial, Split, State
 from dovetail.compiler.ir.value import TensorType
+from dovetail.compiler.states.parts import members
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 

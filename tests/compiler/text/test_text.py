@@ -13,8 +13,9 @@ import dovetail
 from dovetail.compiler.errors import ProgramTextError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.part import Part
-from dovetail.compiler.ir.split import pieces, split_of
+from dovetail.compiler.ir.split import split_of
 from dovetail.compiler.ir.state import Split
+from dovetail.compiler.states.parts import pieces
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 from dovetail.compiler.text.spelling import show_argument

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 import dovetail
 from dovetail.cli.app import app
 from dovetail.compiler.devices.device import Device
-from dovetail.compiler.ir.split import sent
+from dovetail.compiler.states.parts import sent
 from dovetail.draw.text.reasons import reason_for
 from dovetail.explain.differences import differences
 from dovetail.explain.facts import cuts_of, sentences_of

@@ -18,8 +18,7 @@ from dovetail.compiler.devices.device import Device
 from dovetail.compiler.errors import ExecutionError, UsageError
 from dovetail.compiler.frontend.fakes import has_numbers
 from dovetail.compiler.ir.schedule import Lifetime, Load
-from dovetail.compiler.ir.split import pieces
-from dovetail.compiler.ir.staging import slot_bytes
+from dovetail.compiler.states.parts import pieces, slot_bytes
 from dovetail.components.compiled import CompiledModule
 from dovetail.components.weights.module_view import ModuleView
 from dovetail.runtime import sim

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from dovetail.compiler.errors import VerificationError
+from dovetail.compiler.ir.boxes import Box, Landing
 from dovetail.compiler.ir.program import Program
-from dovetail.compiler.ir.schedule import Await, Copy, Destination, Instruction, Load, Release, Run, Schedule
+from dovetail.compiler.ir.schedule import Await, Copy, Instruction, Load, Release, Run, Schedule
 from dovetail.passes.verify.verifier import verify
 
 from ..sample import sample
@@ -45,7 +46,7 @@ def test_an_await_is_of_a_copy_that_was_sent_just_so() -> None:
     found = list(awaits_of_copies(program))
     assert any(one.device == copy.source for one, copy in found)
     for one, copy in found:
-        landing = replace(copy, into=Destination(((0, 0, 1),)))
+        landing = replace(copy, landings=(Landing(Box(), Box(((0, 0, 1),))),))
         other = replace(copy, source=next(device for device in program.devices if device != copy.source))
         for started in (landing, other) if one.device == copy.target else (landing,):
             refused(program, exchanged(program, one, replace(one, started=started)), "rule wait: .*")

@@ -19,8 +19,9 @@ from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.errors import VerificationError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.aliasing import base_of, writes
+from dovetail.compiler.ir.boxes import Box, Landing
 from dovetail.compiler.ir.program import Program, device_of, place_node, placement_of, tensors_of, value_of
-from dovetail.compiler.ir.schedule import Await, Copy, Destination, Free, Instruction, Load, Output, Run, Schedule
+from dovetail.compiler.ir.schedule import Await, Copy, Free, Instruction, Load, Output, Run, Schedule
 from dovetail.compiler.ir.split import source_of, split_of
 from dovetail.compiler.ir.state import Split
 from dovetail.compiler.ir.value import TensorType
@@ -200,10 +201,10 @@ def copy_twice(program: Program) -> None:
 
 def land_in_the_place_of_another_part(program: Program) -> None:
     def change(one: Any) -> list[Any] | None:
-        if not isinstance(one, Copy) or one.into is None:
+        if not isinstance(one, Copy) or not one.landings:
             return None
-        ((axis, start, length),) = one.into.ranges
-        return [replace(one, into=Destination(((axis, start + 1, length),)))]
+        ((axis, start, length),) = one.landings[0].into.ranges
+        return [replace(one, landings=(Landing(Box(), Box(((axis, start + 1, length),))),))]
 
     change_first(program, change)
 

@@ -235,8 +235,8 @@ class Shared:
             home=dict.fromkeys(weights, self.device),
             residency=dict.fromkeys(weights, Residency.HOST),
             bounds={},
-            weight_nodes=lambda: list(weights),
-            weight=lambda node: weights[node],
+            weight_nodes=lambda: [SimpleNamespace(name=name, users=()) for name in weights],
+            weight=lambda node: weights[node.name],
             schedule=[Load(slot, names, self.device, Lifetime.PHASE, slot) for slot, names in enumerate(loads)],
         )
         found = {one.name: one for one in self.stored}

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ...compiler.ir.aliasing import in_place
-from ...compiler.ir.program import tensors_of, value_of, weight_name
-from ...compiler.ir.value import TensorType
+from .aliasing import in_place
+from .program import tensors_of, value_of, weight_name
+from .value import TensorType
 
 _CASTS = frozenset({"to.dtype", "_to_copy.default"})
 """Elementwise operations that torch does not tag as such."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch.fx import Node
 
-from ...compiler.ir.state import PARTIAL, Split
+from ..ir.state import PARTIAL, Split
 from .strategy import (
     Local,
     Offers,

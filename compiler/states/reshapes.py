@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from torch.fx import Node
 
-from ...compiler.ir.slices import Bounds
-from ...compiler.ir.state import PARTIAL, Split
+from ..ir.slices import Bounds
+from ..ir.state import PARTIAL, Split
 from .strategy import (
     MOST_SEGMENTS,
     Local,

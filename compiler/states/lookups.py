@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch.fx import Node
 
-from ...compiler.ir.state import Split
+from ..ir.state import Split
 from .strategy import Offers, Rule, Strategy, shape_of, splits, strategy
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from torch.fx import Node
 
-from ...compiler.ir.program import tensors_of
-from ...compiler.ir.state import PARTIAL, Split, State
+from ..ir.program import tensors_of
+from ..ir.state import PARTIAL, Split, State
 from .strategy import Offers, Rule, Strategy, name_of, shape_of, splits, strategy
 
 SAME = frozenset({"contiguous", "clone", "alias", "detach", "lift_fresh_copy", "dropout", "to", "_to_copy", "type_as"})

@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 from torch.fx import Node
 
-from ...compiler.ir.program import tensors_of
-from ...compiler.ir.slices import Bounds
-from ...compiler.ir.state import WHOLE, Split, State
+from ..ir.program import tensors_of
+from ..ir.slices import Bounds
+from ..ir.state import WHOLE, Split, State
 
 Segments: TypeAlias = tuple[Bounds, ...]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from torch.fx import Node
 
-from ...compiler.ir.ops import LINEAR
-from ...compiler.ir.state import PARTIAL, Split, State
+from ..ir.ops import LINEAR
+from ..ir.state import PARTIAL, Split, State
 from .strategy import (
     Local,
     Offers,

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from torch.fx import Node
 
-from ...compiler.ir.program import tensors_of
-from ...compiler.ir.state import PARTIAL, Split
+from ..ir.program import tensors_of
+from ..ir.state import PARTIAL, Split
 from .strategy import Offers, Rule, Strategy, argument, name_of, shape_of, splits, strategy
 
 DIM: Mapping[str, int] = {

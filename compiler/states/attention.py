@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch.fx import Node
 
-from ...compiler.ir.state import Split, State
+from ..ir.state import Split, State
 from .strategy import Offers, Rule, Strategy, argument, divided, shape_of, splits, strategy
 
 

@@ -8,9 +8,9 @@ from itertools import accumulate, islice, pairwise, product
 import torch
 from torch.fx import Node
 
-from ...compiler.ir.program import tensors_of
-from ...compiler.ir.slices import Bounds
-from ...compiler.ir.state import PARTIAL, Split
+from ..ir.program import tensors_of
+from ..ir.slices import Bounds
+from ..ir.state import PARTIAL, Split
 from .strategy import (
     MOST_SEGMENTS,
     Local,

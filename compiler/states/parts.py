@@ -1,0 +1,157 @@
+"""Which devices run a node of a program, and what each of them has of weights and computes, by the rules of states.
+
+A node stands once, and runs on its own device, or on those of its group that have something of what it yields. What it
+takes there of a weight, and arguments that differ, follow from what it yields and from what its operands are.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import torch
+from torch.fx import Node
+
+from ..devices.device import Device
+from ..ir.program import MOVING, Program, device_of, placement_of, state_of, states_of, tensors_of, weight_name
+from ..ir.schedule import Lifetime, Load, Schedule
+from ..ir.split import assembles, bytes_sent, is_shared, landings_of, source_of, type_on
+from ..ir.staging import offsets
+from ..ir.state import PARTIAL, WHOLE, Split
+from ..ir.value import flat
+from ..ir.weight import Weight
+from .strategy import Local, Strategy, name_of, own_call, takes_part
+from .table import local_call, strategy_of
+
+
+def members(program: Program, node: Node) -> tuple[Device, ...]:
+    """The devices that run a node, in their turn: its own, or those of its group that have something of its results.
+
+    The main device comes after the others, which it keeps busy meanwhile; the host, which launches them all, last.
+    """
+    group = placement_of(node).group
+    if len(group) < 2:
+        return (device_of(node),)
+    having = [one for at, one in enumerate(group) if _has_part(program, node, at)]
+    return tuple(sorted(having, key=lambda device: (device.is_host, device == program.main)))
+
+
+def terms_meet(program: Program, chosen: Strategy) -> bool:
+    """Whether all values of which an operation takes terms have theirs on the same devices: none must be left out."""
+    sums = [one for one, state in chosen.operands.items() if state == PARTIAL]
+    return len({frozenset(members(program, one)) for one in sums}) <= 1
+
+
+def _has_part(program: Program, node: Node, member: int) -> bool:
+    """Whether a device of a node's group has something of its results; of a sum, a term."""
+    states = states_of(node)
+    if node.target in MOVING or PARTIAL not in states:
+        splits = [one for one in states if isinstance(one, Split)]
+        return not splits or any(one.length(member) for one in splits)
+    terms = [one for one in node.all_input_nodes if not weight_name(one) and state_of(one) == PARTIAL]
+    device = placement_of(node).group[member]
+    chosen = strategy_of(node)
+    takes = chosen is None or takes_part(chosen, member)
+    return takes and all(device in members(program, one) for one in terms)
+
+
+def call_on(node: Node, device: Device) -> Local:
+    """What a device computes of a node: an operation and its arguments, in which nodes stand for what is there of them.
+
+    It is the node's own, but where sizes are said that differ between the devices of a group.
+    """
+    chosen = strategy_of(node) if is_shared(node) else None
+    if chosen is None:
+        return own_call(node)
+    call = local_call(node, chosen, placement_of(node).group.index(device))
+    return _copying(node, device, call) if _is_copy(node) else call
+
+
+def _is_copy(node: Node) -> bool:
+    """Whether an operation that views its operand where strides allow has copied it when it was traced."""
+    given = {tensor.storage for one in node.all_input_nodes for tensor in tensors_of(one)}
+    return name_of(node) in _VIEWS_OR_COPIES and given.isdisjoint(one.storage for one in tensors_of(node))
+
+
+def _copying(node: Node, device: Device, call: Local) -> Local:
+    """The same, which copies whatever the strides of a part are, so that it takes what was planned for it."""
+    target, args, kwargs = call
+    (found,) = flat(type_on(node, device))
+    if name_of(node) == "contiguous":
+        return torch.ops.aten.clone.default, args[:1], {"memory_format": torch.contiguous_format}
+    if not all(isinstance(size, int) for size in found.shape):
+        return target, args, kwargs
+    return torch.ops.aten._reshape_copy.default, (args[0], list(found.shape)), {}
+
+
+_VIEWS_OR_COPIES = frozenset({"contiguous", "reshape", "flatten", "unflatten"})
+
+
+def weight_on(program: Program, reader: Node, node: Node, device: Device) -> Weight:
+    """What an operation reads of a weight on a device: the weight, or the part of the device."""
+    weight = program.weight(node)
+    chosen = strategy_of(reader) if is_shared(reader) else None
+    state = WHOLE if chosen is None else chosen.takes(node)
+    if not isinstance(state, Split):
+        return weight
+    return weight.part(state.axis, state.ranges(placement_of(reader).group.index(device)))
+
+
+def pieces(program: Program) -> dict[str, tuple[Weight, Device]]:
+    """What devices hold of the weights of a placed program, by name: a weight at its home, or parts on their devices.
+
+    Of a weight that is split by rows, but that some operation reads whole, it has both.
+    """
+    found: dict[str, tuple[Weight, Device]] = {}
+    for node in program.weight_nodes():
+        weight = program.weight(node)
+        shared = [user for user in node.users if is_shared(user)]
+        parts = [(weight_on(program, user, node, one), one) for user in shared for one in members(program, user)]
+        found |= {piece.name: (piece, device) for piece, device in parts if piece.which}
+        if not parts or len(shared) < len(node.users) or not all(piece.which for piece, _ in parts):
+            found[weight.name] = weight, program.home.get(weight.name, program.main)
+    return found
+
+
+def bytes_held(program: Program) -> dict[Device, int]:
+    """The bytes of weights on each device of a placed program."""
+    held = dict.fromkeys(program.devices, 0)
+    for weight, device in pieces(program).values():
+        held[device] += weight.nbytes
+    return held
+
+
+def senders(program: Program, transfer: Node, target: Device) -> tuple[Device, ...]:
+    """The devices from which something comes to one of those of a transfer or a reshard, itself if it has a part."""
+    value = source_of(transfer)
+    if assembles(transfer):
+        return tuple(one for one in members(program, value) if landings_of(transfer, one, target))
+    return () if target in placement_of(value).group else (device_of(value),)
+
+
+def sent(program: Program, transfer: Node) -> Iterator[tuple[Device, Device, int]]:
+    """Each device that sends something to another for a transfer, that device, and how many bytes."""
+    for target in placement_of(transfer).group:
+        for device in senders(program, transfer, target):
+            if device != target:
+                yield device, target, round(bytes_sent(transfer, device, target))
+
+
+def crossing_bytes(program: Program) -> int:
+    """The bytes that cross between devices in one call."""
+    return sum(nbytes for transfer in program.transfers() for _, _, nbytes in sent(program, transfer))
+
+
+def slot_bytes(program: Program, schedule: Schedule | None = None) -> dict[Device, list[int]]:
+    """The bytes of each slot of each device that is filled again and again: those of the largest load that lands there.
+
+    The schedule is that of the program, or another one over its weights.
+    """
+    known = pieces(program)
+    found: dict[Device, dict[int, int]] = defaultdict(dict)
+    for one in schedule or program.schedule or ():
+        if isinstance(one, Load) and one.lifetime is Lifetime.STAGE:
+            slots = found[one.device]
+            nbytes = offsets([known[name][0] for name in one.weights])[1]
+            slots[one.slot] = max(slots.get(one.slot, 0), nbytes)
+    return {device: [slots[number] for number in sorted(slots)] for device, slots in found.items()}

@@ -1,0 +1,181 @@
+"""Has a group of devices compute a program together: each operation as a strategy says, with reshards in between.
+
+Each operation runs on all devices of the program, on what its strategy has them take of its operands; one of which none
+is chosen takes wholes. Where an operand is in another state a reshard is put behind what makes it, once for each state
+that is read. Terms of a sum are brought together as a value of their own, so that each is sent to whoever needs it,
+and added in the order of the devices. What is written in place, or drawn at random, is computed on the main device, on
+wholes. Afterwards the graph says in which state each value is; what each device computes follows from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ...compiler.ir.aliasing import base_of, writes
+from ...compiler.ir.ops import RESHARD, SUM_TERMS, TERMS
+from ...compiler.ir.program import HERE, Program, place_node, state_of, tensors_of, value_of, weight_name
+from ...compiler.ir.slices import bounds_of
+from ...compiler.ir.split import is_shared
+from ...compiler.ir.state import PARTIAL, WHOLE, Split, State
+from ...compiler.ir.value import TensorType, Value, ordered_stride
+from ...compiler.states.parts import members, terms_meet
+from ...compiler.states.strategy import Strategy, strategy
+from ...compiler.states.table import rule_of, tells_all
+
+Choose = Callable[[Node], Strategy | None]
+"""The strategy of an operation, once its operands are in their states; None for that of wholes."""
+
+
+def share(program: Program, choose: Choose) -> int:
+    """Has all devices of a pinned program compute it as chosen, operation by operation; returns how many reshards."""
+    sharing = _Sharing(program)
+    for node in list(program.ops()):
+        sharing.take(node, choose)
+    for value in program.output.all_input_nodes:
+        sharing.give(program.output, value, WHOLE)
+    return sharing.count
+
+
+@dataclass
+class _Sharing:
+    """What was put in so far: of each value what it is in another state, and where the memory of each lies now."""
+
+    program: Program
+    count: int = 0
+    made: dict[tuple[Node, State], Node] = field(default_factory=dict)
+    ends: dict[Node, Node] = field(default_factory=dict)  # what was put behind a node last
+    before: dict[Node, Value] = field(default_factory=dict)  # what a node was said to yield
+
+    def __post_init__(self) -> None:
+        program = self.program
+        self.group = program.devices
+        self.storages = program.fresh_storages()
+        self.written = {storage for node in program.ops() for storage in writes(node)}
+        self.inputs = next((one for one in reversed(program.graph.nodes) if one.op == "placeholder"), None)
+
+    def take(self, node: Node, choose: Choose) -> None:
+        """Places an operation, and has it read its operands in the states that it takes."""
+        self.before[node] = value_of(node)
+        if self._is_alone(node):
+            place_node(node, group=self.group[:1])
+            chosen = strategy([WHOLE] * len(tensors_of(node)), {})
+        elif _is_item(node):
+            self._place_item(node)
+            return
+        else:
+            wholes = strategy([WHOLE] * len(tensors_of(node)), {})
+            chosen = choose(node) or wholes
+            chosen = chosen if terms_meet(self.program, chosen) else wholes
+            assert tells_all(node, chosen), f"what devices have of %{node.name} does not say how they compute it"
+            states = () if set(chosen.results) <= {WHOLE} else tuple((one,) for one in chosen.results)
+            base = base_of(node)
+            is_beside = base is not None and not is_shared(base) and not states  # a view is where it is
+            place_node(node, group=self.group[:1] if is_beside else self.group, states=states)
+        for value in node.all_input_nodes:
+            self.give(node, value, chosen.takes(value))
+        self._lay(node)
+
+    def _is_alone(self, node: Node) -> bool:
+        """Whether an operation is for the main device: it writes, draws, or yields no tensor."""
+        memory = {tensor.storage for one in (node, *node.all_input_nodes) for tensor in tensors_of(one)}
+        tags = node.target.tags if isinstance(node.target, torch._ops.OpOverload) else ()
+        is_drawn = torch.Tag.nondeterministic_seeded in tags and rule_of(node) is None
+        return is_drawn or not tensors_of(node) or not memory.isdisjoint(self.written)
+
+    def _place_item(self, node: Node) -> None:
+        """One of several results is where these are, in the state that it has there."""
+        operand, at = node.args
+        assert isinstance(operand, Node)
+        assert isinstance(at, int)
+        place = operand.meta["placement"]
+        place_node(node, group=place.group, states=place.states[at : at + 1] if place.states else ())
+        self._lay(node)
+
+    def give(self, reader: Node, value: Node, wanted: State) -> None:
+        """Has a reader take a value in a state."""
+        if weight_name(value) or not tensors_of(value) or isinstance(value_of(value), tuple):
+            return
+        has = state_of(value)
+        if has == wanted:
+            return
+        assert wanted != PARTIAL, f"%{value.name} is no sum of terms"
+        reader.replace_input_with(value, self._in_state(value, wanted))
+
+    def _in_state(self, value: Node, wanted: State) -> Node:
+        """What stands for a value in another state."""
+        key = value, wanted
+        if key not in self.made:
+            source = self._summed(value, wanted) if state_of(value) == PARTIAL else value
+            self.made[key] = source if state_of(source) == wanted else self._reshard(source, wanted, value)
+        return self.made[key]
+
+    def _reshard(self, value: Node, wanted: State, origin: Node, name: str = "") -> Node:
+        found = self._put(origin, RESHARD, (value,), {"device": HERE}, name or f"{origin.name}_resharded")
+        (tensor,) = tensors_of(value)
+        stride = ordered_stride(tensor.shape, tensor.stride)
+        found.meta["value"] = replace(tensor, stride=stride, storage=next(self.storages))
+        place_node(found, group=self.group, states=() if wanted == WHOLE else ((wanted,),))
+        self.before[found] = self.before.get(origin, value_of(origin))
+        self.count += 1
+        return found
+
+    def _summed(self, value: Node, wanted: State) -> Node:
+        """The sum of the terms of a value, of which each device has a part; that which is wanted, if it is one."""
+        known = self.made.get((value, PARTIAL))
+        if known is not None and not (isinstance(wanted, Split) and state_of(known) != wanted):
+            return known
+        (tensor,) = tensors_of(value)
+        sizes, count = tensor.sizes, len(self.group)
+        axis = max(range(len(sizes)), key=lambda one: (min(sizes[one], count), -one), default=0)
+        into = wanted if isinstance(wanted, Split) else Split(axis, (bounds_of(sizes[axis], [1] * count),))
+        has = [int(device in members(self.program, value)) for device in self.group]
+        of_terms = Split(0, (bounds_of(sum(has), has),))
+        terms = self._put(value, TERMS, (value, sum(has)), {}, f"{value.name}_terms")
+        terms.meta["value"] = replace(tensor, shape=(sum(has), *tensor.shape), stride=(0, *tensor.stride), hint=())
+        place_node(terms, group=self.group, states=((of_terms,),))
+        together = self._reshard(terms, Split(into.axis + 1, into.segments), value, f"{value.name}_together")
+        found = self._put(value, SUM_TERMS, (together,), {}, f"{value.name}_sum")
+        stride = ordered_stride(tensor.shape, tensor.stride)
+        found.meta["value"] = replace(tensor, stride=stride, storage=next(self.storages))
+        place_node(found, group=self.group, states=((into,),))
+        self.made[value, PARTIAL], self.before[found] = found, self.before[value]
+        return found
+
+    def _put(self, behind: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Node:
+        """A node behind what was put behind another last."""
+        place = self.inputs if behind.op == "placeholder" and self.inputs is not None else behind
+        with self.program.graph.inserting_after(self.ends.get(place, place)):
+            made = self.program.graph.create_node("call_function", target, args, kwargs, name)
+        self.ends[place] = made
+        made.meta["origin"] = behind.meta.get("origin")
+        return made
+
+    def _lay(self, node: Node) -> None:
+        """Notes in which memory a result lies now that lay in that of an operand, which may be another one."""
+        base = base_of(node, lambda one: {tensor.storage for tensor in _flat(self.before.get(one, value_of(one)))})
+        if base is None:
+            return
+        old = [tensor.storage for tensor in _flat(self.before.get(base, value_of(base)))]
+        moved = dict(zip(old, [tensor.storage for tensor in tensors_of(base)], strict=True))
+        node.meta["value"] = _laid(value_of(node), moved)
+
+
+def _is_item(node: Node) -> bool:
+    return not isinstance(node.target, torch._ops.OpOverload) and bool(tensors_of(node))
+
+
+def _flat(value: Value) -> tuple[TensorType, ...]:
+    if isinstance(value, TensorType):
+        return (value,)
+    return tuple(tensor for one in value or () for tensor in _flat(one))
+
+
+def _laid(value: Value, moved: Mapping[int, int]) -> Value:
+    if isinstance(value, TensorType):
+        return replace(value, storage=moved.get(value.storage, value.storage))
+    return None if value is None else tuple(_laid(one, moved) for one in value)

@@ -1,0 +1,20 @@
+"""The kernel of ``dovetail.sum_terms``: adds in the order of the devices, and rounds once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..compiler.ir.ops import LIBRARY
+
+
+def _sum(terms: Tensor) -> Tensor:
+    """Short floats are added in float32; all others in their own dtype."""
+    dtype = torch.float32 if terms.dtype in (torch.bfloat16, torch.float16) else terms.dtype
+    found = terms[0].clone() if terms.dtype == dtype else terms[0].to(dtype)
+    for one in terms[1:]:
+        found += one
+    return found.to(terms.dtype)
+
+
+LIBRARY.impl("sum_terms", _sum, "CompositeExplicitAutograd")

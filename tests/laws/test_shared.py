@@ -1,0 +1,152 @@
+"""Programs that a group of devices computes together, each operation in states drawn at random, against the module.
+
+What they yield is the whole's but for rounding; they need what was predicted, and send it, to the byte; their text says
+the same program; and without data every node yields what its annotation says.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from dovetail.compiler.devices.rig import Rig
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.program import Program, state_of, states_of, weight_name
+from dovetail.compiler.ir.state import PARTIAL, WHOLE, Split, State
+from dovetail.compiler.states.parts import crossing_bytes
+from dovetail.compiler.states.strategy import Strategy
+from dovetail.compiler.states.table import strategies, tells_all
+from dovetail.compiler.text.parser import parse_program
+from dovetail.compiler.text.printer import print_program
+from dovetail.passes.infra.base import Change, Pass
+from dovetail.passes.infra.manager import PassManager
+from dovetail.passes.lowering.lower import Lower
+from dovetail.passes.lowering.verification import Verify
+from dovetail.passes.placement.assignment import Assign, Assigned
+from dovetail.passes.placement.blocks import FindBlocks
+from dovetail.passes.placement.cut import Cut
+from dovetail.passes.placement.pin import Pin
+from dovetail.passes.rewrites.simplify import Simplify
+from dovetail.passes.simulate.memory import simulate
+from dovetail.passes.states.share import share
+from dovetail.passes.verify.deep import verify_deep
+from dovetail.runtime import sim
+from dovetail.runtime.executor import Executor
+from dovetail.runtime.store.program_weights import ProgramWeights
+from testbed.zoo.everything import TINY
+from tests.cases import drawn
+
+from .parts import offered
+
+SHARES = [(1, 1), (3, 1), (5, 3, 2), (1, 0), (0, 1, 1), (1, 1, 1, 1)]
+OWN_PYTHON = {"CosmosTransformer3DModel"}
+"""What no trace takes in float64."""
+
+
+@dataclass(frozen=True)
+class Share(Pass):
+    """Has the devices compute each operation as is chosen."""
+
+    name: ClassVar[str] = "share"
+    requires: ClassVar[frozenset[str]] = frozenset({"pinned"})
+    choose: Callable[[Node], Strategy | None] = field(default=lambda _: None)
+
+    def run(self, program: Program) -> Change:
+        return Change(share(program, self.choose), "reshards")
+
+
+class Chooser:
+    """Draws a way to compute each operation, most often one that takes its operands as they are."""
+
+    def __init__(self, shares: Sequence[int], seed: str) -> None:
+        self.random = random.Random(seed)
+        self.offered = offered(shares, self.random)
+
+    def offers(self, node: Node, one: Node) -> Iterator[State]:
+        has = WHOLE if one is node or weight_name(one) else state_of(one)
+        yield from [has] if has != WHOLE else []
+        yield from (state for state in self.offered(one) if state != PARTIAL)
+
+    def __call__(self, node: Node) -> Strategy | None:
+        ways = [way for way in strategies(node, lambda one: self.offers(node, one)) if self.is_possible(node, way)]
+        if len(ways) < 2 or self.random.random() < 0.1:
+            return None
+        alike = [way for way in ways[1:] if all(way.takes(one) == state_of(one) for one in values_of(node))]
+        return self.random.choice(alike if alike and self.random.random() < 0.6 else ways[1:])
+
+    def is_possible(self, node: Node, way: Strategy) -> bool:
+        sums = (one for one in values_of(node) if way.takes(one) == PARTIAL)
+        return all(state_of(one) == PARTIAL for one in sums) and tells_all(node, way)
+
+
+def values_of(node: Node) -> list[Node]:
+    return [one for one in node.all_input_nodes if not weight_name(one)]
+
+
+def shared(name: str, shares: Sequence[int], seed: str) -> tuple[torch.nn.Module, dict[str, Any], Program]:
+    """A module with its arguments, and its program over as many simulated devices as there are shares."""
+    module, call = TINY[name].make(torch.float64)
+    program = trace(module.eval(), (), call)
+    program.rig = Rig.parse(",".join(f"sim{index}=8GiB" for index in range(len(shares))))
+    everything = {weight: Assigned(program.main) for weight in program.weights}
+    steps = [
+        Simplify(),
+        FindBlocks(),
+        Assign(everything),
+        Pin(),
+        Share(Chooser(shares, seed)),
+        Cut(),
+        Lower(),
+        Verify(),
+    ]
+    return module, call, PassManager(steps).run(program)
+
+
+def outcome(module: torch.nn.Module, call: dict[str, Any], program: Program) -> tuple[list[Any], list[int], int]:
+    """What a program yields, and on each device the bytes at the fullest moment; the bytes that came to devices."""
+    count = len(program.devices)
+    sim.enable(dict.fromkeys(range(count), 2**33))
+    gc.collect()
+    before = [sim.stats(index).in_use for index in range(count)]
+    assert program.schedule is not None
+    executor = Executor(program, program.schedule)
+    executor.bind(ProgramWeights.of_module(module, program))
+    values = [one.to("sim:0") if isinstance(one, torch.Tensor) else one for one in program.signature.flatten((), call)]
+    for index in range(count):
+        sim.reset_peak(index)
+    came = sum(sim.stats(index).bytes_in for index in range(count))
+    found = [one.cpu() for one in executor(values) if isinstance(one, torch.Tensor)]
+    peaks = [sim.stats(index).peak - before[index] for index in range(count)]
+    return found, peaks, sum(sim.stats(index).bytes_in for index in range(count)) - came
+
+
+@pytest.mark.parametrize("name", drawn([one for one in TINY if one not in OWN_PYTHON], 4))
+@pytest.mark.parametrize("seed", [int(os.environ["DOVETAIL_TEST_SEED"]) % 1000])
+def test_devices_that_compute_together_yield_what_the_module_does(name: str, seed: int) -> None:
+    shares = random.Random(f"{name} {seed}").choice(SHARES)
+    module, call, program = shared(name, shares, f"{name} {seed}")
+    nodes = list(program.ops())
+    assert sum(any(isinstance(one, Split) for one in states_of(node)) for node in nodes) > len(nodes) / 4
+    with torch.no_grad():
+        expected = module(**call)
+    found, peaks, came = outcome(module, call, program)
+    leaves = list(expected.values()) if isinstance(expected, dict) else expected
+    whole = [one for one in pytree.tree_leaves(leaves) if isinstance(one, torch.Tensor)]
+    assert len(found) == len(whole)
+    for mine, theirs in zip(found, whole, strict=True):
+        largest = max(1.0, theirs.abs().max().item())
+        assert torch.allclose(mine, theirs, rtol=0, atol=1e-5 * largest), shares  # some compute in float32
+    assert peaks == [simulate(program)[device].total for device in program.devices]
+    assert came == crossing_bytes(program)
+    text = print_program(program)
+    assert print_program(parse_program(text)) == text
+    assert verify_deep(program) > 0

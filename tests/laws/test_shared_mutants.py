@@ -1,0 +1,161 @@
+"""Each way to break a program that devices compute together is refused by the verifier."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from torch.fx import Node
+
+from dovetail.compiler.errors import VerificationError
+from dovetail.compiler.ir.boxes import Box, Landing
+from dovetail.compiler.ir.program import Program, place_node, placement_of, states_of
+from dovetail.compiler.ir.schedule import Allocate, Await, Copy, Run, Schedule, Step
+from dovetail.compiler.ir.split import assembles, is_shared, source_of
+from dovetail.compiler.ir.state import PARTIAL, WHOLE, Split, State
+from dovetail.passes.verify.verifier import verify
+
+from .test_shared import shared
+
+MOST = 5
+"""So many places are broken in each way."""
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    seed = os.environ["DOVETAIL_TEST_SEED"]
+    _, _, found = shared("FluxTransformer2DModel", (3, 2, 1), f"mutants {seed}")
+    verify(found)
+    return found
+
+
+def some(nodes: Iterator[Node] | list[Node]) -> list[Node]:
+    known = list(nodes)
+    return random.Random(os.environ["DOVETAIL_TEST_SEED"]).sample(known, min(MOST, len(known)))
+
+
+def is_refused(program: Program) -> bool:
+    try:
+        verify(program)
+    except VerificationError:
+        return True
+    return False
+
+
+@contextmanager
+def placed(node: Node, **changes: object) -> Iterator[None]:
+    before = node.meta["placement"]
+    place_node(node, **changes)
+    try:
+        yield
+    finally:
+        node.meta["placement"] = before
+
+
+def moved(state: State) -> State:
+    """The same split with one bound elsewhere, of a segment that has room for it."""
+    assert isinstance(state, Split)
+    for number, segment in enumerate(state.segments):
+        for at, ((start, middle), (_, stop)) in enumerate(pairwise(segment)):
+            other = middle - 1 if middle - 1 >= start else middle + 1 if middle + 1 <= stop else middle
+            if other != middle:
+                changed = (*segment[:at], (start, other), (other, stop), *segment[at + 2 :])
+                return Split(state.axis, (*state.segments[:number], changed, *state.segments[number + 1 :]))
+    return state
+
+
+STATES: dict[str, tuple[Callable[[State], bool], Callable[[State], State]]] = {
+    "a sum that is read as it is": (lambda one: one == PARTIAL, lambda _: WHOLE),
+    "a part that is the whole": (lambda one: isinstance(one, Split), lambda _: WHOLE),
+    "a part that is a term": (lambda one: isinstance(one, Split), lambda _: PARTIAL),
+    "other sizes": (lambda one: isinstance(one, Split) and moved(one) != one, moved),
+}
+
+
+@pytest.mark.parametrize(("is_meant", "broken"), STATES.values(), ids=STATES)
+def test_a_result_in_another_state_is_refused(
+    program: Program, is_meant: Callable[[State], bool], broken: Callable[[State], State]
+) -> None:
+    nodes = some([one for one in program.ops() if is_shared(one) and any(map(is_meant, states_of(one)))])
+    assert nodes
+    for node in nodes:
+        states = tuple((broken(one) if is_meant(one) else one,) for one in states_of(node))
+        with placed(node, states=states):
+            assert is_refused(program), node.name
+
+
+def test_a_member_that_is_left_out_is_refused(program: Program) -> None:
+    for node in some([one for one in program.ops() if is_shared(one)]):
+        with placed(node, group=placement_of(node).group[:-1]):
+            assert is_refused(program), node.name
+
+
+def test_a_reader_that_passes_by_what_is_put_together_for_it_is_refused(program: Program) -> None:
+    for transfer in some([one for one in program.transfers() if assembles(one)]):
+        reader = next(iter(transfer.users))
+        kept = reader.args, reader.kwargs
+        reader.replace_input_with(transfer, source_of(transfer))
+        assert is_refused(program), transfer.name
+        reader.args, reader.kwargs = kept
+
+
+def every(schedule: Schedule, change: Callable[[object], object | None]) -> Schedule:
+    """A schedule of which each instruction, and each step's, is what ``change`` gives; None drops it."""
+
+    def of_step(step: Step) -> Step:
+        awaits, sends, frees = (
+            tuple(new for one in some_of if (new := change(one)) is not None)
+            for some_of in (step.awaits, step.sends, step.frees)
+        )
+        return replace(step, awaits=awaits, sends=sends, frees=frees)
+
+    def of_item(one: object) -> object | None:
+        return replace(one, steps=tuple(map(of_step, one.steps))) if isinstance(one, Run) else change(one)
+
+    return Schedule(tuple(new for one in schedule if (new := of_item(one)) is not None))  # type: ignore[misc]
+
+
+def shifted(copy: Copy) -> Copy:
+    """What a device sends lands one farther on, or not at its beginning."""
+    first, *others = copy.landings
+    axis, start, length = first.into.ranges[0]
+    other = start - 1 if start else 1
+    into = Box(((axis, other, length), *first.into.ranges[1:]))
+    return replace(copy, landings=(Landing(first.taken, into), *others))
+
+
+def test_each_change_of_what_is_sent_is_refused(program: Program) -> None:
+    schedule = program.schedule
+    assert schedule is not None
+    copies = [one for one in schedule.flat() if isinstance(one, Copy) and one.landings]
+    chosen = random.Random(os.environ["DOVETAIL_TEST_SEED"]).sample(copies, MOST)
+    try:
+        for copy in chosen:
+            shift = shifted(copy)
+
+            def without(one: object, copy: Copy = copy) -> object | None:
+                return None if one == copy or (isinstance(one, Await) and one.started == copy) else one
+
+            def elsewhere(one: object, copy: Copy = copy, shift: Copy = shift) -> object:
+                awaited = isinstance(one, Await) and one.started == copy
+                return shift if one == copy else replace(one, started=shift) if awaited else one  # type: ignore[type-var]
+
+            def early(one: object, copy: Copy = copy) -> object | None:
+                return None if isinstance(one, Await) and one.started == copy else one
+
+            def unallocated(one: object, copy: Copy = copy) -> object | None:
+                is_memory = isinstance(one, Allocate) and (one.value, one.device) == (copy.value, copy.target)
+                return None if is_memory else one
+
+            ways = [without, elsewhere, unallocated, *([early] if copy.source != copy.target else [])]
+            for way in ways:
+                program.schedule = every(schedule, way)
+                assert is_refused(program), f"{way.__name__}: {copy}"
+    finally:
+        program.schedule = schedule
+    verify(program)
