@@ -18,7 +18,7 @@ from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.eligibility import marked_weights
 from dovetail.compiler.ir.program import Program
-from dovetail.compiler.ir.split import gathers, source_of
+from dovetail.compiler.ir.split import assembles, source_of
 from dovetail.compiler.states.parts import pieces
 from dovetail.components.compiled import CompiledModule
 from dovetail.passes.infra.manager import PassManager
@@ -103,7 +103,7 @@ def sliced_bytes(program: Program) -> dict[Device, int]:
 
 def gathered(program: Program) -> list[Node]:
     """The values that are gathered in one call: they cross to their own device."""
-    return [source_of(one) for one in program.transfers() if gathers(one)]
+    return [source_of(one) for one in program.transfers() if assembles(one)]
 
 
 def marks(module: nn.Module, traced: Program) -> tuple[set[str], set[str]]:
