@@ -11,7 +11,7 @@ from ...compiler.ir.program import tensors_of, value_of
 from ...compiler.ir.state import WHOLE
 from ...compiler.ir.value import TensorType
 from ..analysis.pointwise import is_pointwise
-from . import attention, axes, convolutions, lookups, matmuls, norms, pieces, pointwise, reductions, reshapes
+from . import attention, axes, convolutions, lookups, makers, matmuls, norms, pieces, pointwise, reductions, reshapes
 from .strategy import Local, Offers, Rule, Strategy, argument, name_of, own_call, strategy
 
 _RULES: Mapping[str, Rule] = {
@@ -31,6 +31,9 @@ _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(reductions.DIM, reductions.REDUCTION),
     **dict.fromkeys(reductions.ALONG, reductions.ALONGSIDE),
     **dict.fromkeys(("embedding", "quantized_embedding"), lookups.RULE),
+    **dict.fromkeys(makers.LIKE, makers.LIKES),
+    "repeat_interleave": makers.INTERLEAVED,
+    "repeat": makers.REPEATED,
 }
 
 
