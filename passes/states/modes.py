@@ -1,0 +1,103 @@
+"""What a mode allows: constraints on ways and on the bytes of weights of each device, nothing else.
+
+``batch``: only states that the batch of the inputs gives; ``sequence``: weights whole, and not by the batch;
+``tensor``: no device has more of the weights than its share and a little; ``free``: all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from ...compiler.ir.program import Program, tensors_of, weight_name
+from ...compiler.ir.state import Split
+from ..placement.blocks import FindBlocks
+from .candidates import wanted, ways
+from .exchanges import Group
+from .folding import folded
+from .problem import Problem
+from .shares import cut_in_units
+from .strategy import Strategy
+
+MODES = ("free", "tensor", "sequence", "batch")
+
+LITTLE = 0.06
+"""The part of all weights that a device may have beside its share of them under ``tensor``."""
+
+
+@dataclass(frozen=True)
+class Posed:
+    """A problem, the most bytes of weights of each device, and the ways by the batch alone.
+
+    ``most`` has None for a device that may have all weights.
+    """
+
+    problem: Problem
+    most: tuple[int | None, ...]
+    by_batch: Mapping[Node, frozenset[int]]
+    batch: int
+
+
+def posed(program: Program, group: Group, mode: str, most: tuple[int | None, ...] = ()) -> Posed:
+    """The problem of a program under a mode; ``most`` are the bytes that devices may have of weights."""
+    if not program.blocks:
+        FindBlocks().run(program)
+    whole = folded(program)
+    size, given = _batch(program, group)
+    every = ways(whole, group.shares, given, wanted(whole, group.shares))
+    alone = ways(whole, group.shares, given, {})
+    by_batch = {node: {_facts(one) for one in some[1:]} for node, some in alone.items()}
+    from_weights = _from_weights(program)
+
+    def is_allowed(node: Node, way: Strategy) -> bool:
+        is_of_batch = _facts(way) in by_batch[node]
+        if mode == "batch":
+            return is_of_batch
+        keeps_weights = from_weights.isdisjoint(way.operands)
+        return mode != "sequence" or (keeps_weights and not is_of_batch)
+
+    kept = {node: (some[0], *(way for way in some[1:] if is_allowed(node, way))) for node, some in every.items()}
+    numbers = {
+        node: frozenset(at for at, way in enumerate(some) if not at or _facts(way) in by_batch[node])
+        for node, some in kept.items()
+    }
+    return Posed(Problem(whole, group, kept), most or _most(program, group, mode), numbers, size)
+
+
+def _most(program: Program, group: Group, mode: str) -> tuple[int | None, ...]:
+    if mode != "tensor":
+        return (None,) * len(group)
+    total, shares = sum(_nbytes(node) for node in program.weight_nodes()), sum(group.shares)
+    return tuple(round(total * min(1.0, share / shares + LITTLE)) for share in group.shares)
+
+
+def _nbytes(node: Node) -> int:
+    return sum(one.nbytes for one in tensors_of(node))
+
+
+def _facts(way: Strategy) -> object:
+    return way.results, frozenset(way.operands.items())
+
+
+def _from_weights(program: Program) -> frozenset[Node]:
+    """Weights, and what is computed of nothing else: their views and casts."""
+    found: set[Node] = set()
+    for node in program.graph.nodes:
+        operands = node.all_input_nodes
+        if weight_name(node) or (operands and found.issuperset(operands)):
+            found.add(node)
+    return frozenset(found)
+
+
+def _batch(program: Program, group: Group) -> tuple[int, dict[Node, list[Split]]]:
+    """How many pictures the inputs are of, and the states in which they are split by these."""
+    sizes = {node: tensors_of(node)[0].shape for node in program.inputs() if tensors_of(node)}
+    firsts = Counter(shape[0] for shape in sizes.values() if len(shape) > 1)
+    ((size, _),) = firsts.most_common(1) or [(1, 0)]
+    if not isinstance(size, int) or size < 2:
+        return 1, {}
+    state = Split(0, (cut_in_units(size, group.shares),))
+    return size, {node: [state] for node, shape in sizes.items() if shape and shape[0] == size}
