@@ -73,6 +73,16 @@ class Folded:
         return {one: (node, at) for node, same in self.likes.items() for at, one in enumerate(same)}
 
     @cached_property
+    def parameters(self) -> frozenset[Node]:
+        """Parameters, and what is computed of nothing else: their views and casts."""
+        found: set[Node] = set()
+        for node in self.program.graph.nodes:
+            is_one = weight_name(node) is not None and self.program.weight(node).kind == "parameter"
+            if is_one or (node.all_input_nodes and found.issuperset(node.all_input_nodes)):
+                found.add(node)
+        return frozenset(found)
+
+    @cached_property
     def nodes(self) -> tuple[Node, ...]:
         """The operations that stand for themselves and others, in order; an item of several results is none."""
         ops = (node for node in self.program.ops() if node in self.likes)

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from ...compiler.ir.program import Program, tensors_of, weight_name
+from ...compiler.ir.program import Program, tensors_of
 from ...compiler.ir.state import Split
 from ..placement.blocks import FindBlocks
 from .candidates import wanted, ways
 from .exchanges import Group
 from .folding import folded
-from .problem import Problem
+from .problem import Problem, parts_weights
 from .shares import cut_in_units
 from .strategy import Strategy
 
@@ -50,14 +50,12 @@ def posed(program: Program, group: Group, mode: str, most: tuple[int | None, ...
     every = ways(whole, group.shares, given, wanted(whole, group.shares))
     alone = ways(whole, group.shares, given, {})
     by_batch = {node: {_facts(one) for one in some[1:]} for node, some in alone.items()}
-    from_weights = _from_weights(program)
 
     def is_allowed(node: Node, way: Strategy) -> bool:
         is_of_batch = _facts(way) in by_batch[node]
         if mode == "batch":
             return is_of_batch
-        keeps_weights = from_weights.isdisjoint(way.operands)
-        return mode != "sequence" or (keeps_weights and not is_of_batch)
+        return mode != "sequence" or not (is_of_batch or parts_weights(whole, node, way))
 
     kept = {node: (some[0], *(way for way in some[1:] if is_allowed(node, way))) for node, some in every.items()}
     numbers = {
@@ -80,16 +78,6 @@ def _nbytes(node: Node) -> int:
 
 def _facts(way: Strategy) -> object:
     return way.results, frozenset(way.operands.items())
-
-
-def _from_weights(program: Program) -> frozenset[Node]:
-    """Weights, and what is computed of nothing else: their views and casts."""
-    found: set[Node] = set()
-    for node in program.graph.nodes:
-        operands = node.all_input_nodes
-        if weight_name(node) or (operands and found.issuperset(operands)):
-            found.add(node)
-    return frozenset(found)
 
 
 def _batch(program: Program, group: Group) -> tuple[int, dict[Node, list[Split]]]:

@@ -17,8 +17,10 @@ from ...compiler.ir.aliasing import writers_of
 from ...compiler.ir.program import tensors_of, weight_name
 from ...compiler.ir.state import PARTIAL, WHOLE, Split, State
 from ..simulate.cost import cost_of
+from . import pointwise
 from .exchanges import Flow, Group, can_change, flow_of
 from .folding import Folded, Reading, Tensor, made_by, operands_of
+from .rules import rule_of
 from .strategy import Strategy
 
 Choice = Mapping[Node, int]
@@ -194,6 +196,13 @@ class Problem:
                 if not can_change(made, need) or (made != need and self.is_bound(reading)):
                     return False
         return True
+
+
+def parts_weights(folded: Folded, node: Node, way: Strategy) -> bool:
+    """Whether a way has devices hold parts of a parameter, unless it is but added or scaled elementwise."""
+    if node in folded.parameters or rule_of(node) is pointwise.RULE:
+        return False
+    return not folded.parameters.isdisjoint(way.operands)
 
 
 def _weights_read(folded: Folded, reading: Reading) -> Iterator[Node]:

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from ...compiler.ir.program import weight_name
 from ...compiler.ir.state import PARTIAL, WHOLE, Split, State
+from . import pointwise
 from .exchanges import can_change
-from .folding import Tensor, made_by
+from .folding import Tensor
 from .modes import Posed
-from .problem import Account, Choice, Problem
+from .problem import Account, Choice, Problem, parts_weights
+from .rules import rule_of
 from .strategy import Strategy, name_of, shape_of
 
 Allowed = Callable[[Node, int], bool]
@@ -86,8 +87,11 @@ def walked(problem: Problem, allowed: Allowed) -> Choice | None:
 def _cost(problem: Problem, had: Mapping[Tensor, set[State]], node: Node, way: Strategy) -> float | None:
     """The seconds of a way, with what brings operands into its states; None where that cannot be.
 
-    Terms of a sum are to be added some time, which is half of bringing all of it to all devices.
+    Terms of a sum are to be added some time, which is half of bringing all of it to all devices. Features are split
+    where weights are, and nothing elementwise begins it: norms would need them together.
     """
+    if _begins_features(problem, had, node, way):
+        return None
     total = problem.seconds(node, way)
     if PARTIAL in way.results and PARTIAL not in way.operands.values():
         total += problem.change((node, 0), PARTIAL, WHOLE)[1] * problem.folded.count(node) / 2
@@ -105,6 +109,18 @@ def _cost(problem: Problem, had: Mapping[Tensor, set[State]], node: Node, way: S
     return total
 
 
+def _begins_features(problem: Problem, had: Mapping[Tensor, set[State]], node: Node, way: Strategy) -> bool:
+    """Whether an elementwise operation has its last axis split, and none of its operands of as many rows is so."""
+    result = way.results[0] if way.results else WHOLE
+    if not isinstance(result, Split) or result.axis != len(shape_of(node)) - 1 or rule_of(node) is not pointwise.RULE:
+        return False
+    return not any(
+        need in had.get(tensor, ())
+        for tensor, operand, need in _readings(problem, node, way)
+        if isinstance(need, Split) and shape_of(operand) == shape_of(node)
+    )
+
+
 def _readings(problem: Problem, node: Node, way: Strategy) -> Iterator[tuple[Tensor, Node, State]]:
     """The tensors that a node reads which other operations make, and the states in which it does."""
     for operand in dict.fromkeys(node.all_input_nodes):
@@ -114,7 +130,7 @@ def _readings(problem: Problem, node: Node, way: Strategy) -> Iterator[tuple[Ten
 
 
 def _keeps_weights(problem: Problem, node: Node, at: int) -> bool:
-    return not any(weight_name(made_by(one)[0]) for one in problem.ways[node][at].operands)
+    return not parts_weights(problem.folded, node, problem.ways[node][at])
 
 
 def _is_heads(problem: Problem, node: Node, at: int) -> bool:
