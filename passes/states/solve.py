@@ -47,6 +47,7 @@ NODE_LIMIT = 500
 GAP = 2e-3
 
 _MS, _MIB = 1e3, 2**-20
+_INFEASIBLE = 2
 
 Columns = Mapping[State, Sequence[int]]
 """For each state the columns of the choices that make a tensor in it, or read it so."""
@@ -76,13 +77,16 @@ def solve(
         return NotPossible(mode, "the inputs are of one picture")
     problem, recipe = question.problem, best_recipe(question)
     floor = recipe.account.seconds if recipe else None
-    choice = _Model(question, clusters_of(problem), floor).solved(node_limit, mip_rel_gap)
+    choice, is_closed = _Model(question, clusters_of(problem), floor).solved(node_limit, mip_rel_gap)
     if choice is not None and problem.is_possible(choice):
         account = problem.account(choice)
         if floor is None or account.seconds <= floor:
             return solution_of(problem, choice, account, mode, "solved", floor)
     if recipe is None:
-        return NotPossible(mode, f"no recipe fits, and no states were found in {node_limit} nodes")
+        found = "there are none" if is_closed else f"none were found in {node_limit} nodes"
+        return NotPossible(
+            mode, f"no recipe keeps to the bytes of weights that devices may have, and of states {found}"
+        )
     return solution_of(problem, recipe.choice, recipe.account, mode, recipe.name, floor)
 
 
@@ -98,8 +102,8 @@ class _Model:
     rows: list[tuple[dict[int, float], float, float]] = field(default_factory=list)
     column: dict[tuple[Cluster, int], int] = field(default_factory=dict)
 
-    def solved(self, node_limit: int, gap: float) -> Choice | None:
-        """The choice of least milliseconds that was found, if one was."""
+    def solved(self, node_limit: int, gap: float) -> tuple[Choice | None, bool]:
+        """The choice of least milliseconds that was found, if one was; else whether there is none."""
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
 
@@ -119,12 +123,12 @@ class _Model:
             options={"node_limit": node_limit, "mip_rel_gap": gap},
         )
         if result.x is None:
-            return None
+            return None, result.status == _INFEASIBLE
         found: dict[Node, int] = {}
         for (cluster, at), column in self.column.items():
             if result.x[column] > 0.5:
                 found.update(cluster.joints[at].picks)
-        return {node: found[node] for node in self.posed.problem.ways}
+        return {node: found[node] for node in self.posed.problem.ways}, True
 
     def add(self, cost: float = 0.0, whole: int = 0) -> int:
         """A new column."""
