@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch.fx import Node
 
@@ -44,6 +44,7 @@ class Posed:
 def posed(program: Program, group: Group, mode: str, most: tuple[int | None, ...] = ()) -> Posed:
     """The problem of a program under a mode; ``most`` are the bytes that devices may have of weights."""
     if not program.blocks:
+        program = replace(program)
         FindBlocks().run(program)
     whole = folded(program)
     size, given = _batch(program, group)

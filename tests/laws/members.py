@@ -102,14 +102,25 @@ def run_by_members(
     strategies: Mapping[Node, Strategy],
     count: int,
 ) -> list[torch.Tensor]:
-    """The tensors that a program yields where so many members compute it together."""
+    """The tensors that a program of a module yields where so many members compute it together."""
     held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return run_with_weights(program, held, program.signature.flatten((), call), strategies, count)
+
+
+def run_with_weights(
+    program: Program,
+    weights: Mapping[str, torch.Tensor],
+    inputs: Sequence[Any],
+    strategies: Mapping[Node, Strategy],
+    count: int,
+) -> list[torch.Tensor]:
+    """The tensors that a program yields where so many members compute it together, by its weights by name."""
     members = Members(strategies, count)
-    for node, value in zip(program.inputs(), program.signature.flatten((), call), strict=True):
+    for node, value in zip(program.inputs(), inputs, strict=True):
         members.give(node, value)
     for node in program.weight_nodes():
         weight = program.weight(node)
-        given = next((held[name].detach() for name in weight.names if name in held), None)
+        given = next((weights[name].detach() for name in weight.names if name in weights), None)
         members.give(node, program.constants[weight.name] if given is None else given)
     with torch.no_grad():
         for node in program.ops():
