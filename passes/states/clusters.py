@@ -14,15 +14,12 @@ from torch.fx import Node
 
 from ...compiler.ir.program import tensors_of, weight_name
 from ...compiler.ir.state import WHOLE, Split, State
-from .convolutions import NAMES as CONVOLUTIONS
 from .folding import Reading, Tensor, made_by, operands_of
-from .problem import Problem
+from .problem import HEAVY, Problem
 from .strategy import name_of
 
 MOST = 64
 """A cluster of more choices is not joined with another operation."""
-
-_HEAVY = CONVOLUTIONS | {"linear", "quantized_linear", "matmul", "bmm", "scaled_dot_product_attention"}
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,7 @@ def _joins(found: Clusters, node: Node) -> bool:
     tensors = [tensor for some in read.values() for tensor in some]
     owners = {found.of.get(tensor[0]) for tensor in tensors}
     is_cut = len(tensors_of(node)) > 1  # one exchange of what is cut up is better than one for each piece
-    if is_cut or name_of(node) in _HEAVY or len(owners) != 1 or any(len(some) > 1 for some in read.values()):
+    if is_cut or name_of(node) in HEAVY or len(owners) != 1 or any(len(some) > 1 for some in read.values()):
         return False
     (cluster,) = owners
     if cluster is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from torch.fx import Node
 
@@ -18,11 +19,14 @@ from ..placement.blocks import FindBlocks
 from .candidates import wanted, ways
 from .exchanges import Group
 from .folding import folded
-from .problem import Problem, parts_weights
+from .problem import Account, Problem, parts_weights
 from .shares import cut_in_units
 from .strategy import Strategy
 
 MODES = ("free", "tensor", "sequence", "batch")
+
+Limits: TypeAlias = tuple[int | None, ...]
+"""The most bytes of something on each device; None for as many as there are."""
 
 LITTLE = 0.06
 """The part of all weights that a device may have beside its share of them under ``tensor``."""
@@ -32,17 +36,24 @@ LITTLE = 0.06
 class Posed:
     """A problem, the most bytes of weights of each device, and the ways by the batch alone.
 
-    ``most`` has None for a device that may have all weights.
+    ``most`` has None for a device that may have all weights; so has ``room``, the bytes of weights and values together.
     """
 
     problem: Problem
-    most: tuple[int | None, ...]
+    most: Limits
+    room: Limits
     by_batch: Mapping[Node, frozenset[int]]
     batch: int
 
+    def is_kept(self, account: Account) -> bool:
+        """Whether each device has no more than it may have."""
+        together = [held + alive for held, alive in zip(account.weights, account.alive, strict=True)]
+        pairs = [*zip(account.weights, self.most, strict=True), *zip(together, self.room, strict=True)]
+        return all(limit is None or nbytes <= limit for nbytes, limit in pairs)
 
-def posed(program: Program, group: Group, mode: str, most: tuple[int | None, ...] = ()) -> Posed:
-    """The problem of a program under a mode; ``most`` are the bytes that devices may have of weights."""
+
+def posed(program: Program, group: Group, mode: str, most: Limits = (), room: Limits = ()) -> Posed:
+    """The problem of a program under a mode; see `Posed` for the limits, which are those of the mode if left out."""
     if not program.blocks:
         program = replace(program)
         FindBlocks().run(program)
@@ -63,10 +74,11 @@ def posed(program: Program, group: Group, mode: str, most: tuple[int | None, ...
         node: frozenset(at for at, way in enumerate(some) if not at or _facts(way) in by_batch[node])
         for node, some in kept.items()
     }
-    return Posed(Problem(whole, group, kept), most or _most(program, group, mode), numbers, size)
+    limits = most or _most(program, group, mode), room or (None,) * len(group)
+    return Posed(Problem(whole, group, kept), *limits, numbers, size)
 
 
-def _most(program: Program, group: Group, mode: str) -> tuple[int | None, ...]:
+def _most(program: Program, group: Group, mode: str) -> Limits:
     if mode != "tensor":
         return (None,) * len(group)
     total, shares = sum(_nbytes(node) for node in program.weight_nodes()), sum(group.shares)

@@ -18,10 +18,14 @@ from ...compiler.ir.program import tensors_of, weight_name
 from ...compiler.ir.state import PARTIAL, WHOLE, Split, State
 from ..simulate.cost import cost_of
 from . import pointwise
+from .convolutions import NAMES as CONVOLUTIONS
 from .exchanges import Flow, Group, can_change, flow_of
 from .folding import Folded, Reading, Tensor, made_by, operands_of
 from .rules import rule_of
-from .strategy import Strategy
+from .strategy import Strategy, name_of
+
+HEAVY = CONVOLUTIONS | {"linear", "quantized_linear", "matmul", "bmm", "scaled_dot_product_attention"}
+"""Operations that take most of the time, and beside which most is in memory."""
 
 Choice = Mapping[Node, int]
 """The number of the way that is chosen of each operation."""
@@ -45,11 +49,15 @@ class Change:
 
 @dataclass(frozen=True)
 class Account:
-    """What a choice takes: seconds of a call, changes of state, and the bytes of weights of each device."""
+    """What a choice takes: seconds of a call, changes of state, and bytes of weights and of values of each device.
+
+    ``alive`` are the bytes of values at the operation at which they are most, those that are brought for it included.
+    """
 
     seconds: float
     changes: tuple[Change, ...]
     weights: tuple[int, ...]
+    alive: tuple[int, ...]
 
     @property
     def sent(self) -> tuple[int, ...]:
@@ -154,12 +162,51 @@ class Problem:
                 total[member] += nbytes * self.held(states, member)
         return tuple(map(round, total))
 
+    @cached_property
+    def steps(self) -> tuple[tuple[Node, tuple[Tensor, ...]], ...]:
+        """The operations that make most of the memory's traffic, each with what lies in memory meanwhile.
+
+        It is one tensor for each piece of memory: what was made there first.
+        """
+        order = {node: at for at, node in enumerate((*self.ways, self.folded.program.output))}
+        made, last = dict[int, Tensor](), dict[int, int]()
+        for node in self.ways:
+            for at, tensor in enumerate(tensors_of(node)):
+                made.setdefault(tensor.storage, (node, at))
+        for (reader, _), sources in self.folded.sources.items():
+            for node, at in (one for one in sources if one[0] in order):
+                storage = tensors_of(node)[at].storage
+                last[storage] = max(last.get(storage, 0), order[reader])
+        spans = [(order[made[one][0]], end, made[one]) for one, end in last.items() if one in made]
+        return tuple(
+            (node, tuple(tensor for start, end, tensor in spans if start <= at <= end))
+            for node, at in order.items()
+            if name_of(node) in HEAVY
+        )
+
+    def alive(self, choice: Choice) -> tuple[int, ...]:
+        """The bytes of values on each device at most."""
+        most = [0.0] * len(self.group)
+        for node, tensors in self.steps:
+            states = [(tensor, self.state(choice, tensor)) for tensor in tensors]
+            for operand in operands_of(node):
+                need = self.needs(choice, (node, operand))
+                sources = [one for one in self.folded.sources[node, operand] if one[0] in self.ways]
+                states += [(one, need) for one in sources if self.state(choice, one) not in (need, WHOLE)][:1]
+            for member in range(len(most)):
+                most[member] = max(most[member], sum(self.nbytes(*one, member) for one in states))
+        return tuple(map(round, most))
+
+    def nbytes(self, tensor: Tensor, state: State, member: int) -> float:
+        """The bytes that a device has of a tensor in a state."""
+        return tensors_of(tensor[0])[tensor[1]].nbytes * _share(state, member)
+
     def account(self, choice: Choice) -> Account:
         """What a choice takes."""
         changes = tuple(self._changes(choice))
         computing = sum(self.seconds(node, some[choice[node]]) for node, some in self.ways.items())
         seconds = computing + sum(one.count * one.seconds for one in changes)
-        return Account(seconds, changes, self.weights_of(choice))
+        return Account(seconds, changes, self.weights_of(choice), self.alive(choice))
 
     def _changes(self, choice: Choice) -> Iterator[Change]:
         for tensor in self.tensors:

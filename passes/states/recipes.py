@@ -54,7 +54,7 @@ def recipes(posed: Posed) -> Iterator[Recipe]:
         if choice is None or not problem.is_possible(choice):
             continue
         account = problem.account(choice)
-        if all(limit is None or held <= limit for held, limit in zip(account.weights, posed.most, strict=True)):
+        if posed.is_kept(account):
             yield Recipe(name, choice, account)
 
 

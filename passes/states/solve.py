@@ -15,9 +15,9 @@ Objective, least
 Constraints
     one choice for each cluster (`_Model.choices`); what is made of a tensor in a state flows to the states in which it
     is read (`_Model.flows`), no more than y of it (`_Model.shared`); memory that is written is read as it is made
-    (`_Model.bound`); the bytes of weights of each device are at most what it may have (`_Model.within`); the seconds
-    are at most those of the best recipe (`_Model.below`). A mode is a constraint on ways and on these bytes
-    (`modes.posed`).
+    (`_Model.bound`); the bytes of weights of each device are at most what it may have (`_Model.within`), and so are
+    those of weights and of values together (`_Model.beside`); the seconds are at most those of the best recipe
+    (`_Model.below`). A mode is a constraint on ways and on these bytes (`modes.posed`).
 
 Equal blocks have equal states: one stands for all (`folding`), with as many times its seconds and bytes. What comes in
 at the next block of a chain is what left the one before. Effort is limited by nodes of the search and by the gap to the
@@ -37,8 +37,8 @@ from ...compiler.ir.program import Program
 from ...compiler.ir.state import PARTIAL, WHOLE, State
 from .clusters import Cluster, Clusters, clusters_of
 from .exchanges import Group, can_change
-from .folding import Reading, Tensor
-from .modes import Posed, posed
+from .folding import Reading, Tensor, operands_of
+from .modes import Limits, Posed, posed
 from .problem import Choice
 from .recipes import best_recipe
 from .solution import NotPossible, Solution, solution_of
@@ -57,7 +57,8 @@ def solve(
     program: Program,
     group: Group,
     mode: str = "free",
-    most: tuple[int | None, ...] = (),
+    most: Limits = (),
+    room: Limits = (),
     *,
     node_limit: int = NODE_LIMIT,
     mip_rel_gap: float = GAP,
@@ -69,10 +70,11 @@ def solve(
         group: the devices that work at once.
         mode: one of `modes.MODES`.
         most: the bytes of weights that each device may have; None for as many as there are.
+        room: the bytes of weights and values together that each device may have, likewise.
         node_limit: the most nodes of the search.
         mip_rel_gap: how far from the bound, as a part of it, is good enough.
     """
-    question = posed(program, group, mode, most)
+    question = posed(program, group, mode, most, room)
     if mode == "batch" and question.batch < 2:
         return NotPossible(mode, "the inputs are of one picture")
     problem, recipe = question.problem, best_recipe(question)
@@ -80,13 +82,11 @@ def solve(
     choice, is_closed = _Model(question, clusters_of(problem), floor).solved(node_limit, mip_rel_gap)
     if choice is not None and problem.is_possible(choice):
         account = problem.account(choice)
-        if floor is None or account.seconds <= floor:
+        if (floor is None or account.seconds <= floor) and question.is_kept(account):
             return solution_of(problem, choice, account, mode, "solved", floor)
     if recipe is None:
         found = "there are none" if is_closed else f"none were found in {node_limit} nodes"
-        return NotPossible(
-            mode, f"no recipe keeps to the bytes of weights that devices may have, and of states {found}"
-        )
+        return NotPossible(mode, f"no recipe keeps to the bytes that devices may have, and of states {found}")
     return solution_of(problem, recipe.choice, recipe.account, mode, recipe.name, floor)
 
 
@@ -101,6 +101,7 @@ class _Model:
     whole: list[int] = field(default_factory=list)
     rows: list[tuple[dict[int, float], float, float]] = field(default_factory=list)
     column: dict[tuple[Cluster, int], int] = field(default_factory=dict)
+    copies: dict[Reading, list[tuple[int, Tensor, State]]] = field(default_factory=lambda: defaultdict(list))
 
     def solved(self, node_limit: int, gap: float) -> tuple[Choice | None, bool]:
         """The choice of least milliseconds that was found, if one was; else whether there is none."""
@@ -110,6 +111,7 @@ class _Model:
         self.choices()
         self.readings()
         self.within()
+        self.beside()
         self.below()
         spots = [(row, column, value) for row, (terms, _, _) in enumerate(self.rows) for column, value in terms.items()]
         rows, columns, values = zip(*spots, strict=True)
@@ -158,9 +160,11 @@ class _Model:
                 outer = [one for one in readings if (one, tensor) not in owner.inside]
                 for reading in filter(problem.is_bound, outer):
                     self.bound(made, self.needs(reading))
-                others = [self.needs(one) for one in outer if not problem.is_bound(one)]
-                if set(made) != {WHOLE}:
-                    self.read(tensor, made, list({str(sorted(map(str, o.items()))): o for o in others}.values()), count)
+                free = [one for one in outer if not problem.is_bound(one)] if set(made) != {WHOLE} else []
+                alike: dict[str, list[Reading]] = defaultdict(list)
+                for reading in free:
+                    alike[str({str(state): some for state, some in self.needs(reading).items()})].append(reading)
+                self.read(tensor, made, list(alike.values()), count)
 
     def needs(self, reading: Reading) -> Columns:
         """The columns of the choices that read an operand, by the state; none where the whole of it is yielded."""
@@ -183,16 +187,25 @@ class _Model:
                 terms[column] = terms.get(column, 0.0) - 1
             self.row(terms, 0, 0)
 
-    def read(self, tensor: Tensor, made: Columns, readers: Sequence[Columns], count: int) -> None:
-        """The readers of a tensor, which share what is changed of it if they are several."""
-        if len(readers) == 1 and set(readers[0]) == {WHOLE}:
+    def read(self, tensor: Tensor, made: Columns, readers: Sequence[Sequence[Reading]], count: int) -> None:
+        """The readers of a tensor, those that choose alike together; if they are several they share what is changed."""
+        needs = [self.needs(some[0]) for some in readers]
+        if len(needs) == 1 and set(needs[0]) == {WHOLE}:
             for state, columns in made.items():
                 for column in columns:
                     self.costs[column] += self._cost(tensor, state, WHOLE, count)
+                    self._copied(readers[0], column, tensor, state, WHOLE)
             return
-        shared = self.shared(tensor, made, readers, count) if len(readers) > 1 else None
-        for needed in readers:
-            self.flows(tensor, made, needed, count, shared)
+        shared = self.shared(tensor, made, needs, count) if len(needs) > 1 else None
+        for some, needed in zip(readers, needs, strict=True):
+            for source, target, column in self.flows(tensor, made, needed, count, shared):
+                self._copied(some, column, tensor, source, target)
+
+    def _copied(self, readers: Sequence[Reading], column: int, tensor: Tensor, source: State, target: State) -> None:
+        """Notes a column that has a tensor be brought into another state for some readers."""
+        if source not in (target, WHOLE):
+            for reading in readers:
+                self.copies[reading].append((column, tensor, target))
 
     def shared(
         self, tensor: Tensor, made: Columns, readers: Iterable[Columns], count: int
@@ -213,8 +226,12 @@ class _Model:
         needed: Columns,
         count: int,
         shared: Mapping[tuple[State, State], int] | None,
-    ) -> None:
-        """What is made in each state goes to the states in which it is read, straight or through the whole."""
+    ) -> list[tuple[State, State, int]]:
+        """What is made in each state goes to the states in which it is read, straight or through the whole.
+
+        Returns the columns, each with the two states.
+        """
+        found = []
         out: dict[State, dict[int, float]] = {state: dict.fromkeys(some, -1.0) for state, some in made.items()}
         into: dict[State, dict[int, float]] = {state: dict.fromkeys(some, -1.0) for state, some in needed.items()}
         used: dict[tuple[State, State], dict[int, float]] = defaultdict(dict)
@@ -224,6 +241,7 @@ class _Model:
                     is_free = through is None or shared is not None
                     column = self.add(0.0 if is_free else self._cost(tensor, source, target, count))
                     out[source][column] = into[target][column] = 1.0
+                    found.append((source, target, column))
                     if through is not None:
                         used[source, through][column] = 1.0
         for terms in out.values():
@@ -233,6 +251,7 @@ class _Model:
             self.row(terms, ends, ends)
         for change, column in (shared or {}).items():
             self.row({**used[change], column: -1.0}, -np.inf, 0)
+        return found
 
     def _routes(self, source: State, target: State, is_shared: bool) -> list[State | None]:
         """The states into which a tensor is brought to be read in one: none, that one, or the whole."""
@@ -247,18 +266,50 @@ class _Model:
 
     def within(self) -> None:
         """The bytes of weights of each device are at most what it may have."""
-        problem, most = self.posed.problem, self.posed.most
-        if set(most) == {None}:
+        if set(self.posed.most) == {None}:
             return
-        each: list[dict[int, float]] = [defaultdict(float) for _ in most]
+        for terms, limit in zip(self._held(), self.posed.most, strict=True):
+            if limit is not None:
+                self.row(terms, -np.inf, limit * _MIB)
+
+    def beside(self) -> None:
+        """The bytes of weights and of values at each heavy operation are at most what each device has room for."""
+        problem, room = self.posed.problem, self.posed.room
+        if set(room) == {None}:
+            return
+        for member, (terms, limit) in enumerate(zip(self._held(), room, strict=True)):
+            if limit is None:
+                continue
+            total = sum(nbytes for _, nbytes in problem.weights) * _MIB
+            weights = self.add()
+            self.row({**terms, weights: -total}, -np.inf, 0)
+            for node, tensors in problem.steps:
+                self.row({**self._alive(node, tensors, member), weights: total}, -np.inf, limit * _MIB)
+
+    def _alive(self, node: Node, tensors: Iterable[Tensor], member: int) -> dict[int, float]:
+        """The bytes of values of a device at an operation, with what is brought for it, by column."""
+        problem, terms = self.posed.problem, defaultdict[int, float](float)
+        for tensor in tensors:
+            made = self._columns(self.clusters.of[tensor[0]], lambda joint, at=tensor: self.clusters.state(joint, at))
+            for state, columns in made.items():
+                for column in columns:
+                    terms[column] += problem.nbytes(tensor, state, member) * _MIB
+        for operand in operands_of(node):
+            copies = self.copies[node, operand]
+            for column, tensor, target in (one for one in copies if one[1] == copies[0][1]):
+                terms[column] += problem.nbytes(tensor, target, member) * _MIB
+        return terms
+
+    def _held(self) -> list[dict[int, float]]:
+        """The bytes of weights of each device, by column."""
+        problem = self.posed.problem
+        each: list[dict[int, float]] = [defaultdict(float) for _ in problem.group.devices]
         for readings, nbytes in problem.weights:
             for state, columns in self.held(readings).items():
                 for member, terms in enumerate(each):
                     for column in columns:
                         terms[column] += nbytes * problem.held([state], member) * _MIB
-        for terms, limit in zip(each, most, strict=True):
-            if limit is not None:
-                self.row(terms, -np.inf, limit * _MIB)
+        return each
 
     def held(self, readings: Sequence[Reading]) -> Columns:
         """The columns that say in which states a weight is held: those of its reader, or new ones for several."""

@@ -106,13 +106,20 @@ def test_members_by_each_recipe_yield_what_one_device_yields(name: str, seed: in
 def test_members_with_solved_states_yield_what_one_device_yields(name: str, seed: int) -> None:
     program, module, call = traced(name)
     shares = random.Random(f"{name} {seed}").choice(SHARES)
-    for mode in MODES:
-        found = solve(program, group(shares), mode, node_limit=50)
+    free = solve(program, group(shares))
+    assert isinstance(free, Solution)
+    little = tuple(
+        round(0.8 * (held + live)) for held, live in zip(free.account.weights, free.account.alive, strict=True)
+    )
+    for mode, room in [("free", ()), ("free", little), *((one, ()) for one in MODES[1:])]:
+        found = solve(program, group(shares), mode, room=room, node_limit=50)
         if isinstance(found, NotPossible):
-            assert mode in ("batch", "tensor")
+            assert room or mode in ("batch", "tensor")
             continue
+        together = [held + live for held, live in zip(found.account.weights, found.account.alive, strict=True)]
+        assert not room or all(nbytes <= limit for nbytes, limit in zip(together, room, strict=True))
         expect_sound(program, found, mode)
-        recipe = best_recipe(posed(program, group(shares), mode))
+        recipe = best_recipe(posed(program, group(shares), mode, (), room))
         assert recipe is None or found.account.seconds <= recipe.account.seconds
         expect_same(name, run_by_members(program, module, call, found.strategies, len(shares)), module, call)
 

@@ -12,7 +12,6 @@ from torch.fx import Node
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.state import PARTIAL, Split
 from dovetail.passes.states.exchanges import kind_of
-from dovetail.passes.states.folding import folded
 from dovetail.passes.states.solution import NotPossible, Solution
 from dovetail.passes.states.solve import solve
 from dovetail.passes.states.strategy import name_of
@@ -92,12 +91,21 @@ def test_equal_layers_are_solved_as_one() -> None:
     linears = _ops(program, "linear")
     assert max(found.counts.values()) == 5
     assert {found.strategies[node].results for node in linears[2::2]} == {found.strategies[linears[0]].results}
-    assert len(folded(program).nodes) < len(list(program.ops())) / 3
+    assert len(found.counts) < len(list(program.ops())) / 3
 
 
 def test_a_device_of_no_share_has_nothing_to_do_and_no_weights() -> None:
     found = _solved(traced(Gated(32), torch.randn(1, 16, 32)), 1, 0, mode="tensor")
     assert found.account.weights[1] <= 0.06 * found.account.weights[0] + 1000
+
+
+def test_weights_and_values_together_keep_to_the_room_that_there_is() -> None:
+    program = traced(Layers(Attention(8, 2, 16), Gated(128)), torch.randn(1, 256, 128))
+    free = _solved(program, 1, 1).account
+    room = round(0.85 * (free.weights[0] + free.alive[0]))
+    found = _solved(program, 1, 1, room=(room, room)).account
+    assert all(held + alive <= room for held, alive in zip(found.weights, found.alive, strict=True))
+    assert found.seconds > free.seconds
 
 
 def test_an_effort_of_nothing_takes_the_recipe() -> None:
