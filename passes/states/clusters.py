@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from torch.fx import Node
 
 from ...compiler.ir.program import tensors_of, weight_name
-from ...compiler.ir.state import WHOLE, Split, State
+from ...compiler.ir.state import PARTIAL, WHOLE, Split, State
 from .folding import Reading, Tensor, made_by, operands_of
 from .problem import HEAVY, Problem
 from .strategy import name_of
@@ -121,6 +121,8 @@ def _joined(found: Clusters, cluster: Cluster, node: Node, pairs: Iterable[tuple
     times = [problem.seconds(node, way) for way in problem.ways[node]]
     for joint in cluster.joints:
         states = [found.state(joint, tensor) for _, tensor in pairs]
+        if PARTIAL in states and any(times):
+            return  # terms had better be added first: each device then computes but a part
         own = [
             Joint({**joint.picks, node: at}, joint.seconds + times[at])
             for at, way in enumerate(problem.ways[node])

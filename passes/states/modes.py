@@ -1,7 +1,7 @@
 """What a mode allows: constraints on ways and on the bytes of weights of each device, nothing else.
 
 ``batch``: only states that the batch of the inputs gives; ``sequence``: weights whole, and not by the batch;
-``tensor``: no device has more of the weights than its share and a little; ``free``: all.
+``tensor``: no device has more of what can be split of the weights than its share and a little; ``free``: all.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TypeAlias
 from torch.fx import Node
 
 from ...compiler.ir.program import Program, tensors_of
-from ...compiler.ir.state import Split
+from ...compiler.ir.state import WHOLE, Split
 from ..placement.blocks import FindBlocks
 from .candidates import wanted, ways
 from .exchanges import Group
@@ -74,19 +74,23 @@ def posed(program: Program, group: Group, mode: str, most: Limits = (), room: Li
         node: frozenset(at for at, way in enumerate(some) if not at or _facts(way) in by_batch[node])
         for node, some in kept.items()
     }
-    limits = most or _most(program, group, mode), room or (None,) * len(group)
-    return Posed(Problem(whole, group, kept), *limits, numbers, size)
+    problem = Problem(whole, group, kept)
+    free: Limits = (None,) * len(group)
+    return Posed(problem, most or (_most(problem) if mode == "tensor" else free), room or free, numbers, size)
 
 
-def _most(program: Program, group: Group, mode: str) -> Limits:
-    if mode != "tensor":
-        return (None,) * len(group)
-    total, shares = sum(_nbytes(node) for node in program.weight_nodes()), sum(group.shares)
-    return tuple(round(total * min(1.0, share / shares + LITTLE)) for share in group.shares)
+def _most(problem: Problem) -> Limits:
+    """The share of each device in weights that can be split, all of the others, and a little."""
+    total, fixed, shares = 0, 0, problem.group.shares
+    for readings, nbytes in problem.weights:
+        total += nbytes
+        fixed += 0 if any(_can_be_parted(problem, *reading) for reading in readings) else nbytes
+    parts = (share / sum(shares) for share in shares)
+    return tuple(round(min(total, fixed + (total - fixed) * part + total * LITTLE)) for part in parts)
 
 
-def _nbytes(node: Node) -> int:
-    return sum(one.nbytes for one in tensors_of(node))
+def _can_be_parted(problem: Problem, node: Node, operand: Node) -> bool:
+    return any(way.takes(operand) != WHOLE for way in problem.ways.get(node, ()))
 
 
 def _facts(way: Strategy) -> object:

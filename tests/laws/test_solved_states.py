@@ -137,13 +137,10 @@ def expect_sound(program: Program, found: Solution, mode: str) -> None:
         for node, chosen in found.strategies.items():
             assert name_of(node) in ("add", "mul", "to", "unsqueeze") or weights.isdisjoint(chosen.operands)
     if mode == "tensor":
-        total, sum_of = sum(map(_nbytes, program.weight_nodes())), sum(found.shares)
-        for held, share in zip(found.account.weights, found.shares, strict=True):
-            assert held <= total * min(1.0, share / sum_of + 0.0601) + 1
-
-
-def _nbytes(node: Node) -> int:
-    return int(node.meta["value"].nbytes)
+        limits = posed(program, group(found.shares), mode).most
+        assert all(
+            held <= limit for held, limit in zip(found.account.weights, limits, strict=True) if limit is not None
+        )
 
 
 def _is_of_rules(node: Node, chosen: Strategy) -> bool:
