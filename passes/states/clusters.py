@@ -78,9 +78,9 @@ class Clusters:
 def clusters_of(problem: Problem) -> Clusters:
     """The operations of a problem in clusters."""
     found = Clusters(problem)
-    for node, ways in problem.ways.items():
+    for node in problem.ways:
         if not _joins(found, node):
-            joints = [Joint({node: at}, problem.seconds(node, way)) for at, way in enumerate(ways)]
+            joints = [Joint({node: at}, seconds) for at, seconds in enumerate(problem.times[node])]
             cluster = Cluster({node: None}, joints)
             found.all.append(cluster)
             found.of[node] = cluster
@@ -118,7 +118,7 @@ def _joined(found: Clusters, cluster: Cluster, node: Node, pairs: Iterable[tuple
     problem, made = found.problem, []
     pairs = list(pairs)
     bound = [problem.is_bound(reading) for reading, _ in pairs]
-    times = [problem.seconds(node, way) for way in problem.ways[node]]
+    times = problem.times[node]
     for joint in cluster.joints:
         states = [found.state(joint, tensor) for _, tensor in pairs]
         if PARTIAL in states and any(times):

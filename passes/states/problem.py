@@ -15,8 +15,8 @@ from torch.fx import Node
 
 from ...compiler.ir.aliasing import writers_of
 from ...compiler.ir.program import tensors_of, weight_name
-from ...compiler.ir.state import PARTIAL, WHOLE, Split, State
-from ..simulate.cost import cost_of
+from ...compiler.ir.state import WHOLE, Split, State
+from ..simulate.cost import OpCost, cost_of
 from . import pointwise
 from .convolutions import NAMES as CONVOLUTIONS
 from .exchanges import Flow, Group, can_change, flow_of
@@ -93,20 +93,28 @@ class Problem:
         mine = {one.storage for one in tensors_of(node)} & self.written
         return any(one.storage in mine for one in tensors_of(operand))
 
-    def seconds(self, node: Node, way: Strategy) -> float:
-        """The time of a way of an operation, and of those it stands for, on the device that takes longest."""
-        whole = cost_of(node)
-        if not (whole.flops or whole.read or whole.written):
+    @cached_property
+    def times(self) -> Mapping[Node, tuple[float, ...]]:
+        """The seconds of each way of each operation, and of those it stands for, on the device that takes longest."""
+        return {node: tuple(self._times(node, some)) for node, some in self.ways.items()}
+
+    def _times(self, node: Node, ways: Iterable[Strategy]) -> Iterator[float]:
+        whole, count = cost_of(node), self.folded.count(node)
+        is_free = not (whole.flops or whole.read or whole.written)
+        sizes = [(one, sum(tensor.nbytes for tensor in tensors_of(one))) for one in operands_of(node)]
+        for way in ways:
+            yield 0.0 if is_free else count * max(self._time(whole, sizes, way, at) for at in range(len(self.group)))
+
+    def _time(self, whole: OpCost, sizes: Sequence[tuple[Node, int]], way: Strategy, member: int) -> float:
+        """The seconds of a device in a way of an operation, by the cost of it all and the bytes of its operands."""
+        made = sum(_share(state, member) for state in way.results) / max(1, len(way.results)) if way.results else 1.0
+        if not made:
             return 0.0
-        times = []
-        for member, device in enumerate(self.group.devices):
-            made, read = _part(node, way, member), _read(node, way, member)
-            if made or any(state == PARTIAL for state in way.results):
-                cost = replace(
-                    whole, flops=whole.flops * _work(way, member), written=int(whole.written * made), read=int(read)
-                )
-                times.append(cost.seconds(self.group.speeds[device]))
-        return max(times, default=0.0) * self.folded.count(node)
+        every = sum(nbytes for _, nbytes in sizes) or 1
+        read = sum(nbytes * _share(way.takes(one), member) for one, nbytes in sizes) / every
+        work, written = whole.flops * _work(way, member), int(whole.written * made)
+        cost = replace(whole, flops=work, written=written, read=int(whole.read * read))
+        return cost.seconds(self.group.speeds[self.group.devices[member]])
 
     def change(self, tensor: Tensor, source: State, target: State) -> tuple[Flow, float]:
         """What devices send one another for a change of state of one tensor, and its seconds."""
@@ -204,7 +212,7 @@ class Problem:
     def account(self, choice: Choice) -> Account:
         """What a choice takes."""
         changes = tuple(self._changes(choice))
-        computing = sum(self.seconds(node, some[choice[node]]) for node, some in self.ways.items())
+        computing = sum(some[choice[node]] for node, some in self.times.items())
         seconds = computing + sum(one.count * one.seconds for one in changes)
         return Account(seconds, changes, self.weights_of(choice), self.alive(choice))
 
@@ -270,22 +278,8 @@ def _share(state: State, member: int) -> float:
     return state.length(member) / max(1, state.size) if isinstance(state, Split) else 1.0
 
 
-def _part(node: Node, way: Strategy, member: int) -> float:
-    """The part of the results that a device makes."""
-    shares = [_share(state, member) for state in way.results]
-    return sum(shares) / max(1, len(shares)) if shares else 1.0
-
-
 def _work(way: Strategy, member: int) -> float:
     """The part of the arithmetic that a device does: that of its results, or of what is summed over."""
     made = [_share(state, member) for state in way.results if isinstance(state, Split)]
     read = [_share(state, member) for state in way.operands.values() if isinstance(state, Split)]
     return min(made or read, default=1.0)
-
-
-def _read(node: Node, way: Strategy, member: int) -> float:
-    """The bytes that a device reads."""
-    whole = cost_of(node).read
-    sizes = [(_nbytes(one), _share(way.takes(one), member)) for one in operands_of(node)]
-    every = sum(nbytes for nbytes, _ in sizes) or 1
-    return whole * sum(nbytes * share for nbytes, share in sizes) / every

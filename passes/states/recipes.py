@@ -70,8 +70,8 @@ def walked(problem: Problem, allowed: Allowed) -> Choice | None:
     for node, ways in problem.ways.items():
         costs = [
             (cost, at)
-            for at, way in enumerate(ways)
-            if allowed(node, at) and (cost := _cost(problem, had, node, way)) is not None
+            for at in range(len(ways))
+            if allowed(node, at) and (cost := _cost(problem, had, node, at)) is not None
         ]
         if not costs:
             return None
@@ -84,15 +84,16 @@ def walked(problem: Problem, allowed: Allowed) -> Choice | None:
     return found
 
 
-def _cost(problem: Problem, had: Mapping[Tensor, set[State]], node: Node, way: Strategy) -> float | None:
+def _cost(problem: Problem, had: Mapping[Tensor, set[State]], node: Node, at: int) -> float | None:
     """The seconds of a way, with what brings operands into its states; None where that cannot be.
 
     Terms of a sum are to be added some time, which is half of bringing all of it to all devices. Features are split
     where weights are, and nothing elementwise begins it: norms would need them together.
     """
+    way = problem.ways[node][at]
     if _begins_features(problem, had, node, way):
         return None
-    total = problem.seconds(node, way)
+    total = problem.times[node][at]
     if PARTIAL in way.results and PARTIAL not in way.operands.values():
         total += problem.change((node, 0), PARTIAL, WHOLE)[1] * problem.folded.count(node) / 2
     for tensor, operand, need in _readings(problem, node, way):

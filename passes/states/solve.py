@@ -9,7 +9,7 @@ Variables
 
 Objective, least
     the predicted seconds of a call: x times those of the choice on the device that takes longest at each operation
-    (`Problem.seconds`), and f or y times those of the exchange: bytes by the ways between devices, those of a shared
+    (`Problem.times`), and f or y times those of the exchange: bytes by the ways between devices, those of a shared
     root together, and a latency (`Group.seconds`). What cannot be split takes its time on each device.
 
 Constraints
