@@ -6,7 +6,8 @@ Models are traced on meta, without weights. A row has a mode, whether states wer
 predicted milliseconds of a call and how many times quicker than on one device that holds all that is, the most bytes
 that a device sends in a call and has of the weights, the exchanges, and the processor's seconds of solving. The first
 rows are FLUX.1-dev with three blocks where no device may have more than 56 % of the weights; hand-written plans add up
-two results a block there, 113 MB.
+two results a block there, 113 MB. A second row of tensor split is that of a program whose norms over all heads are
+taken apart.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from dovetail.passes.states.exchanges import Group
 from dovetail.passes.states.modes import MODES
 from dovetail.passes.states.solution import NotPossible
 from dovetail.passes.states.solve import solve
+from dovetail.passes.states.statistics import with_statistics
 from testbed.zoo.full_size_diffusion import deepened
 from testbed.zoo.meta import FULL_SIZE, FullSize
 
@@ -82,8 +84,11 @@ def main() -> None:
     for name in asked.only.split(","):
         program = traced(FULL_SIZE[name])
         print(name)
+        apart = with_statistics(program)
+        has_norms = len(list(apart.ops())) > len(list(program.ops()))
         for each in shares:
             print(*rows(program, group_of(asked.card, each), MODES), sep="\n", flush=True)
+            print(*rows(apart, group_of(asked.card, each), ("tensor",) if has_norms else ()), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
+from ...compiler.ir.program import tensors_of, weight_name
 from ...compiler.ir.state import PARTIAL, WHOLE, Split, State
 from . import pointwise
 from .exchanges import can_change
@@ -21,6 +22,9 @@ from .modes import Posed
 from .problem import Account, Choice, Problem, parts_weights
 from .rules import rule_of
 from .strategy import Strategy, name_of, shape_of
+
+TRIFLE = 1000
+"""A weight of a smaller part of all is whole: it gains nothing to split what embeds patches, and features with it."""
 
 Allowed = Callable[[Node, int], bool]
 """Whether a recipe has a way of an operation, by its number."""
@@ -87,15 +91,18 @@ def walked(problem: Problem, allowed: Allowed) -> Choice | None:
 def _cost(problem: Problem, had: Mapping[Tensor, set[State]], node: Node, at: int) -> float | None:
     """The seconds of a way, with what brings operands into its states; None where that cannot be.
 
-    Terms of a sum are to be added some time, which is half of bringing all of it to all devices. Features are split
-    where weights are, and nothing elementwise begins it: norms would need them together.
+    Terms of a sum are to be added some time, which is half of bringing all of it to all devices; where an operation
+    widens terms, that takes longer. Features are split where weights are, and nothing elementwise begins it: norms
+    would need them together.
     """
     way = problem.ways[node][at]
     if _begins_features(problem, had, node, way):
         return None
     total = problem.times[node][at]
-    if PARTIAL in way.results and PARTIAL not in way.operands.values():
-        total += problem.change((node, 0), PARTIAL, WHOLE)[1] * problem.folded.count(node) / 2
+    if PARTIAL in way.results:
+        terms = [tensor for tensor, _, need in _readings(problem, node, way) if need == PARTIAL]
+        before = max((problem.change(one, PARTIAL, WHOLE)[1] for one in terms), default=0.0)
+        total += max(0.0, problem.change((node, 0), PARTIAL, WHOLE)[1] - before) * problem.folded.count(node) / 2
     for tensor, operand, need in _readings(problem, node, way):
         states = had.get(tensor)
         if states is None:  # what an equal block makes behind this one
@@ -149,6 +156,10 @@ def _axis_of_attention(problem: Problem, node: Node, at: int) -> int | None:
 
 
 def _is_narrow(problem: Problem, node: Node, at: int) -> bool:
-    """Whether a way has a weight in parts, where the operation has such ways."""
-    own = _keeps_weights(problem, node, at)
-    return not own or all(_keeps_weights(problem, node, one) for one in range(len(problem.ways[node])))
+    """Whether a way has a weight in parts, where the operation has such ways, and all of one that is but a trifle."""
+    nbytes = sum(one.nbytes for operand in node.all_input_nodes if weight_name(operand) for one in tensors_of(operand))
+    total = sum(nbytes for _, nbytes in problem.weights)
+    is_whole = _keeps_weights(problem, node, at)
+    if nbytes * problem.folded.count(node) * TRIFLE < total:
+        return is_whole
+    return not is_whole or all(_keeps_weights(problem, node, one) for one in range(len(problem.ways[node])))
