@@ -160,11 +160,14 @@ class _Model:
                 outer = [one for one in readings if (one, tensor) not in owner.inside]
                 for reading in filter(problem.is_bound, outer):
                     self.bound(made, self.needs(reading))
-                free = [one for one in outer if not problem.is_bound(one)] if set(made) != {WHOLE} else []
                 alike: dict[str, list[Reading]] = defaultdict(list)
-                for reading in free:
-                    alike[str({str(state): some for state, some in self.needs(reading).items()})].append(reading)
-                self.read(tensor, made, list(alike.values()), count)
+                for reading in (one for one in outer if not problem.is_bound(one)):
+                    needed = self.needs(reading)
+                    alike[str({str(state): some for state, some in needed.items()})].append(reading)
+                    if PARTIAL not in made:
+                        self.row(dict.fromkeys(needed.get(PARTIAL, ()), 1.0), 0, 0)
+                if set(made) != {WHOLE}:
+                    self.read(tensor, made, list(alike.values()), count)
 
     def needs(self, reading: Reading) -> Columns:
         """The columns of the choices that read an operand, by the state; none where the whole of it is yielded."""

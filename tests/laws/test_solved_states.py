@@ -35,6 +35,7 @@ OWN_PYTHON = {"CosmosTransformer3DModel"}
 """What no trace takes in float64."""
 SEED = int(os.environ["DOVETAIL_TEST_SEED"]) % 1000
 NAMES = [one for one in TINY if one not in OWN_PYTHON]
+LEARNED = ("linear", "matmul", "conv", "norm", "embedding")
 NEAR = 1e-5
 """How far results may be off, as a part of the largest: some models compute in float32 inside."""
 
@@ -135,7 +136,7 @@ def expect_sound(program: Program, found: Solution, mode: str) -> None:
     if mode in ("sequence", "batch"):
         weights = {node for node in program.weight_nodes() if program.weight(node).kind == "parameter"}
         for node, chosen in found.strategies.items():
-            assert name_of(node) in ("add", "mul", "to", "unsqueeze") or weights.isdisjoint(chosen.operands)
+            assert weights.isdisjoint(chosen.operands) or not any(kind in name_of(node) for kind in LEARNED)
     if mode == "tensor":
         limits = posed(program, group(found.shares), mode).most
         assert all(
