@@ -5,9 +5,8 @@
 Models are traced on meta, without weights. A row has a mode, whether states were solved or a recipe was taken, the
 predicted milliseconds of a call and how many times quicker than on one device that holds all that is, the most bytes
 that a device sends in a call and has of the weights, the exchanges, and the processor's seconds of solving. The first
-rows are FLUX.1-dev with three blocks where no device may have more than 56 % of the weights; hand-written plans add up
-two results a block there, 113 MB. A second row of tensor split is that of a program whose norms over all heads are
-taken apart.
+row is FLUX.1-dev with three blocks where no device may have more than 56 % of the weights; hand-written plans add up
+two results a block there, 113 MB. A row with a star is that of a program whose norms over all heads are taken apart.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from dovetail.compiler.ir.program import Program
 from dovetail.passes.rewrites.simplify import Simplify
 from dovetail.passes.simulate.cost import cost_of
 from dovetail.passes.states.exchanges import Group
-from dovetail.passes.states.modes import MODES
+from dovetail.passes.states.modes import MODES, Limits
 from dovetail.passes.states.solution import NotPossible
 from dovetail.passes.states.solve import solve
 from dovetail.passes.states.statistics import with_statistics
@@ -49,15 +48,15 @@ def group_of(card: str, shares: tuple[int, ...]) -> Group:
     return Group(tuple(one for one in rig.devices if not one.is_host), shares, speeds_of(rig))
 
 
-def rows(program: Program, group: Group, modes: tuple[str, ...], most: tuple[int | None, ...] = ()) -> Iterator[str]:
-    """What is solved under some modes, a line each."""
+def rows(program: Program, group: Group, modes: tuple[str, ...], most: Limits = (), mark: str = "") -> Iterator[str]:
+    """What is solved under some modes, a line each, with a mark behind the mode."""
     total = sum(weight.nbytes for weight in program.weights.values())
     alone = sum(cost_of(node).seconds(group.speeds[group.devices[0]]) for node in program.ops())
     for mode in modes:
         start = time.process_time()
         found = solve(program, group, mode, most)
         spent = time.process_time() - start
-        head = f"  {':'.join(map(str, group.shares)):8} {mode:9}"
+        head = f"  {':'.join(map(str, group.shares)):8} {mode + mark:9}"
         if isinstance(found, NotPossible):
             yield f"{head} {found.reason} ({spent:.1f} s)"
             continue
@@ -87,8 +86,10 @@ def main() -> None:
         apart = with_statistics(program)
         has_norms = len(list(apart.ops())) > len(list(program.ops()))
         for each in shares:
-            print(*rows(program, group_of(asked.card, each), MODES), sep="\n", flush=True)
-            print(*rows(apart, group_of(asked.card, each), ("tensor",) if has_norms else ()), sep="\n", flush=True)
+            group = group_of(asked.card, each)
+            print(*rows(program, group, MODES), sep="\n", flush=True)
+            if has_norms:
+                print(*rows(apart, group, ("tensor",), mark="*"), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

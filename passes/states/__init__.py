@@ -1,1 +1,1 @@
-"""Which states of operands give which state of a result: rules by family of operations, one file a family."""
+"""Which states of operands give which state of a result: rules by family, and the solver that chooses among them."""

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -18,7 +18,7 @@ from ...compiler.ir.state import WHOLE, Split
 from ..placement.blocks import FindBlocks
 from .candidates import wanted, ways
 from .exchanges import Group
-from .folding import folded
+from .folding import Folded, folded
 from .problem import Account, Problem, parts_weights
 from .shares import cut_in_units
 from .strategy import Strategy
@@ -57,26 +57,25 @@ def posed(program: Program, group: Group, mode: str, most: Limits = (), room: Li
     if not program.blocks:
         program = replace(program)
         FindBlocks().run(program)
-    whole = folded(program)
-    size, given = _batch(program, group)
+    whole, (size, given) = folded(program), _batch(program, group)
     every = ways(whole, group.shares, given, wanted(whole, group.shares))
-    alone = ways(whole, group.shares, given, {})
-    by_batch = {node: {_facts(one) for one in some[1:]} for node, some in alone.items()}
-
-    def is_allowed(node: Node, way: Strategy) -> bool:
-        is_of_batch = _facts(way) in by_batch[node]
-        if mode == "batch":
-            return is_of_batch
-        return mode != "sequence" or not (is_of_batch or parts_weights(whole, node, way))
-
-    kept = {node: (some[0], *(way for way in some[1:] if is_allowed(node, way))) for node, some in every.items()}
-    numbers = {
-        node: frozenset(at for at, way in enumerate(some) if not at or _facts(way) in by_batch[node])
-        for node, some in kept.items()
+    alone = {node: set(map(_facts, some)) for node, some in ways(whole, group.shares, given, {}).items()}
+    kept = {
+        node: tuple(way for at, way in enumerate(some) if not at or _is_allowed(whole, mode, node, way, alone[node]))
+        for node, some in every.items()
     }
-    problem = Problem(whole, group, kept)
-    free: Limits = (None,) * len(group)
-    return Posed(problem, most or (_most(problem) if mode == "tensor" else free), room or free, numbers, size)
+    numbers = {node: [at for at, way in enumerate(some) if _facts(way) in alone[node]] for node, some in kept.items()}
+    problem, free = Problem(whole, group, kept), (None,) * len(group)
+    least = most or (_most(problem) if mode == "tensor" else free)
+    return Posed(problem, least, room or free, {node: frozenset(some) for node, some in numbers.items()}, size)
+
+
+def _is_allowed(whole: Folded, mode: str, node: Node, way: Strategy, by_batch: Container[object]) -> bool:
+    """Whether a mode has a way of an operation, given what identifies those that the batch alone gives."""
+    is_of_batch = _facts(way) in by_batch
+    if mode == "batch":
+        return is_of_batch
+    return mode != "sequence" or not (is_of_batch or parts_weights(whole, node, way))
 
 
 def _most(problem: Problem) -> Limits:
