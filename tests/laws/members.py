@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 from torch.fx.node import map_aggregate, map_arg
+from torch.utils import _pytree as pytree
 
 from dovetail.compiler.ir.aliasing import asks_size
 from dovetail.compiler.ir.program import Program, tensors_of
@@ -125,7 +126,8 @@ def run_with_weights(
     with torch.no_grad():
         for node in program.ops():
             members.compute(node)
-    return [members.whole(node) for node in program.output.all_input_nodes if tensors_of(node)]
+    yielded = pytree.tree_leaves(program.output.args)  # some are yielded twice
+    return [members.whole(node) for node in yielded if isinstance(node, Node) and tensors_of(node)]
 
 
 def _flat(value: Any) -> Sequence[torch.Tensor]:
