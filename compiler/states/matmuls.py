@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from torch.fx import Node
 
+from ..checkpoints.quantized_types import block_of
 from ..ir.ops import LINEAR
 from ..ir.state import PARTIAL, Split, State
 from .strategy import (
@@ -14,8 +15,10 @@ from .strategy import (
     Rule,
     Strategy,
     argument,
+    divided,
     once,
     own_call,
+    scaled,
     shape_of,
     splits,
     strategy,
@@ -28,7 +31,7 @@ PACKED = next(one for one in LINEAR if "quantized" in str(one))
 def linear(node: Node, offers: Offers) -> Iterator[Strategy]:
     """By tokens with the whole weight; by rows of the weight; by its columns, which gives terms of a sum.
 
-    Columns of packed weights, which lie in blocks, are not split.
+    Of packed weights, whose columns lie in blocks, whole blocks.
     """
     x, weight, bias = node.args[0], node.args[1], argument(node, 2, "bias")
     assert isinstance(x, Node)
@@ -41,10 +44,20 @@ def linear(node: Node, offers: Offers) -> Iterator[Strategy]:
             rows = Split(0, state.segments)
             yield strategy(state, {weight: rows, bias: rows})
     for state in splits(offers, x):
-        if state.axis == last and node.target is not PACKED:
-            yield strategy(PARTIAL, {x: state, weight: Split(1, state.segments)})
+        columns = _columns(node, state) if state.axis == last else None
+        if columns:
+            yield strategy(PARTIAL, {x: state, weight: columns})
     if PARTIAL in offers(x) and bias is None:
         yield strategy(PARTIAL, {x: PARTIAL})
+
+
+def _columns(node: Node, state: Split) -> Split | None:
+    """The columns of a weight that go with features; None where a block of a packed one is torn."""
+    if node.target is not PACKED:
+        return Split(1, state.segments)
+    elements, nbytes = block_of(argument(node, 3, "quant"))
+    blocks = divided(state.segments, elements)
+    return Split(1, scaled(blocks, nbytes)) if blocks else None
 
 
 def local_linear(node: Node, chosen: Strategy, member: int) -> Local:

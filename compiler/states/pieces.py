@@ -18,8 +18,10 @@ from .strategy import (
     Rule,
     Strategy,
     argument,
+    divided,
     name_of,
     own_call,
+    scaled,
     shape_of,
     shifted,
     splits,
@@ -59,7 +61,10 @@ def local_cut(node: Node, chosen: Strategy, member: int) -> Local:
 
 
 def sliced(node: Node, offers: Offers) -> Iterator[Strategy]:
-    """The operand is split on any axis; of one that is sliced, in steps of one, each device has what lies in there."""
+    """The operand is split on any axis; of one that is sliced in steps of one each device has what lies in there.
+
+    Of one that is sliced in longer steps from end to end, each device has as many whole steps as of the operand.
+    """
     operand, axis = node.args[0], _axis(node, 1, 0)
     assert isinstance(operand, Node)
     start, stop, step = _range(node)
@@ -69,6 +74,11 @@ def sliced(node: Node, offers: Offers) -> Iterator[Strategy]:
             yield strategy(state, {operand: state})
         elif step == 1 and start < stop:
             yield strategy(within(state, start, stop), {operand: state})
+        elif _is_stepping(node) and (segments := divided(state.segments, step)):
+            yield strategy(Split(axis, segments), {operand: state})
+    for state in splits(offers, node):
+        if state.axis == axis and _is_stepping(node):
+            yield strategy(state, {operand: Split(axis, scaled(state.segments, step))})
     if PARTIAL in offers(operand):
         yield strategy(PARTIAL, {operand: PARTIAL})
 
@@ -78,11 +88,18 @@ def local_slice(node: Node, chosen: Strategy, member: int) -> Local:
     operand, axis = node.args[0], _axis(node, 1, 0)
     assert isinstance(operand, Node)
     state, (start, stop, _) = chosen.takes(operand), _range(node)
-    if not isinstance(state, Split) or state.axis != axis:
+    if not isinstance(state, Split) or state.axis != axis or _is_stepping(node):
         return own_call(node)
     before = within(state, 0, start).length(member) if start else 0
     length = within(state, start, stop).length(member)
     return torch.ops.aten.slice.Tensor, (operand, axis, before, before + length), {}
+
+
+def _is_stepping(node: Node) -> bool:
+    """Whether a slice takes one element of each of the steps that its operand's axis is made of."""
+    size = shape_of(node.args[0])[_axis(node, 1, 0)]  # type: ignore[arg-type]
+    start, stop, step = _range(node)
+    return step > 1 and size % step == 0 and start < step and stop > size - step + start
 
 
 def joined(node: Node, offers: Offers) -> Iterator[Strategy]:

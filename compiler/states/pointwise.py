@@ -10,8 +10,11 @@ from ..ir.program import tensors_of
 from ..ir.state import PARTIAL, Split, State
 from .strategy import Offers, Rule, Strategy, name_of, shape_of, splits, strategy
 
-SAME = frozenset({"contiguous", "clone", "alias", "detach", "lift_fresh_copy", "dropout", "to", "_to_copy", "type_as"})
-"""Operations that yield the numbers that they are given."""
+SAME = frozenset({
+    "contiguous", "clone", "alias", "detach", "lift_fresh_copy", "dropout", "to", "_to_copy", "type_as", "copy_",
+    "fill_",
+})  # fmt: skip
+"""Operations that yield the numbers that they are given, or write them."""
 _SUMS = frozenset({"add", "sub", "add_", "sub_"})
 _SCALES = frozenset({"mul", "div", "mul_", "div_"})
 _EXACT = frozenset({"neg", "contiguous", "clone", "alias", "detach"})

@@ -13,7 +13,20 @@ from ..ir.pointwise import is_pointwise
 from ..ir.program import state_of, states_of, tensors_of, value_of, weight_name
 from ..ir.state import WHOLE, Split, State
 from ..ir.value import TensorType
-from . import attention, axes, convolutions, lookups, matmuls, norms, pieces, pointwise, reductions, reshapes, sums
+from . import (
+    attention,
+    axes,
+    convolutions,
+    lookups,
+    makers,
+    matmuls,
+    norms,
+    pieces,
+    pointwise,
+    reductions,
+    reshapes,
+    sums,
+)
 from .strategy import Local, Offers, Rule, Strategy, argument, name_of, own_call, strategy, takes_part
 
 _ATTENTION = "scaled_dot_product_attention"
@@ -35,6 +48,9 @@ _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(reductions.DIM, reductions.REDUCTION),
     **dict.fromkeys(reductions.ALONG, reductions.ALONGSIDE),
     **dict.fromkeys(("embedding", "quantized_embedding"), lookups.RULE),
+    **dict.fromkeys(makers.LIKE, makers.LIKES),
+    "repeat_interleave": makers.INTERLEAVED,
+    "repeat": makers.REPEATED,
     "terms": sums.TERMS,
     "sum_terms": sums.SUM,
 }

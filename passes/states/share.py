@@ -28,7 +28,7 @@ from ...compiler.states.strategy import Strategy, strategy
 from ...compiler.states.table import rule_of, tells_all
 
 Choose = Callable[[Node], Strategy | None]
-"""The strategy of an operation, once its operands are in their states; None for that of wholes."""
+"""The strategy of an operation, once its operands are in their states; None for that of wholes, as one that cannot be."""
 
 
 def share(program: Program, choose: Choose) -> int:
@@ -68,10 +68,9 @@ class _Sharing:
             self._place_item(node)
             return
         else:
-            wholes = strategy([WHOLE] * len(tensors_of(node)), {})
-            chosen = choose(node) or wholes
-            chosen = chosen if terms_meet(self.program, chosen) else wholes
-            assert tells_all(node, chosen), f"what devices have of %{node.name} does not say how they compute it"
+            chosen = choose(node)
+            if chosen is None or not self._is_possible(node, chosen):
+                chosen = strategy([WHOLE] * len(tensors_of(node)), {})
             states = () if set(chosen.results) <= {WHOLE} else tuple((one,) for one in chosen.results)
             base = base_of(node)
             is_beside = base is not None and not is_shared(base) and not states  # a view is where it is
@@ -86,6 +85,12 @@ class _Sharing:
         tags = node.target.tags if isinstance(node.target, torch._ops.OpOverload) else ()
         is_drawn = torch.Tag.nondeterministic_seeded in tags and rule_of(node) is None
         return is_drawn or not tensors_of(node) or not memory.isdisjoint(self.written)
+
+    def _is_possible(self, node: Node, chosen: Strategy) -> bool:
+        """Whether states say how an operation is computed, and the terms that it takes are there, all of them."""
+        sums = [one for one, state in chosen.operands.items() if state == PARTIAL]
+        are_there = all(state_of(one) == PARTIAL for one in sums)
+        return are_there and terms_meet(self.program, chosen) and tells_all(node, chosen)
 
     def _place_item(self, node: Node) -> None:
         """One of several results is where these are, in the state that it has there."""

@@ -49,6 +49,8 @@ def broken(name: str, seed: int) -> tuple[Counter[str], list[str]]:
                 whole = values[node] if isinstance(values[node], (tuple, list)) else [values[node]]
                 try:
                     found = run_in_parts(node, chosen, len(shares), values)
+                    if name_of(node) == "empty_like":  # whose numbers are whatever lay in its memory
+                        found = [part.copy_(one) for part, one in zip(found, whole, strict=True)]
                     why = (
                         ""
                         if all(is_near(*both, values.values()) for both in zip(found, whole, strict=True))

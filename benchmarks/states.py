@@ -1,0 +1,96 @@
+"""States that are solved for published models at full size: seconds, bytes sent and weights held by each device.
+
+    python -m benchmarks.states [--only flux-dev,wan2.1-14b] [--card "RTX 4090"] [--shares 1,1]
+
+Models are traced on meta, without weights. A row has a mode, whether states were solved or a recipe was taken, the
+predicted milliseconds of a call and how many times quicker than on one device that holds all that is, the most bytes
+that a device sends in a call and has of the weights, the exchanges, and the processor's seconds of solving. The first
+row is FLUX.1-dev with three blocks where no device may have more than 56 % of the weights; hand-written plans add up
+two results a block there, 113 MB. A row with a star is that of a program whose norms over all heads are taken apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+
+from dovetail.compiler.devices.rig import Rig
+from dovetail.compiler.devices.speeds import speeds_of
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.program import Program
+from dovetail.passes.rewrites.simplify import Simplify
+from dovetail.passes.simulate.cost import cost_of
+from dovetail.passes.states.exchanges import Group
+from dovetail.passes.states.modes import MODES, Limits
+from dovetail.passes.states.solution import NotPossible
+from dovetail.passes.states.solve import solve
+from dovetail.passes.states.statistics import with_statistics
+from testbed.zoo.full_size_diffusion import deepened
+from testbed.zoo.meta import FULL_SIZE, FullSize
+
+NAMES = ("flux-dev", "wan2.1-14b", "sd3.5-large", "qwen-image", "sdxl-unet")
+SHARES = ((1, 1), (1, 1, 1, 1), (5, 3, 2))
+HAND_WRITTEN = 0.56
+
+
+def traced(entry: FullSize) -> Program:
+    """The program of a model as it is published."""
+    module, call = entry.make()
+    program = trace(module, (), call)
+    Simplify().run(program)
+    return program
+
+
+def group_of(card: str, shares: tuple[int, ...]) -> Group:
+    """Equal cards that work at once."""
+    rig = Rig.parse(",".join([*(f"cuda{index}=24GiB@{card}" for index in range(len(shares))), "cpu=64GiB"]))
+    return Group(tuple(one for one in rig.devices if not one.is_host), shares, speeds_of(rig))
+
+
+def rows(program: Program, group: Group, modes: tuple[str, ...], most: Limits = (), mark: str = "") -> Iterator[str]:
+    """What is solved under some modes, a line each, with a mark behind the mode."""
+    total = sum(weight.nbytes for weight in program.weights.values())
+    alone = sum(cost_of(node).seconds(group.speeds[group.devices[0]]) for node in program.ops())
+    for mode in modes:
+        start = time.process_time()
+        found = solve(program, group, mode, most)
+        spent = time.process_time() - start
+        head = f"  {':'.join(map(str, group.shares)):8} {mode + mark:9}"
+        if isinstance(found, NotPossible):
+            yield f"{head} {found.reason} ({spent:.1f} s)"
+            continue
+        account, count = found.account, sum(change.count for change in found.account.changes)
+        yield (
+            f"{head} {found.how:25} {account.seconds * 1e3:9.1f} ms {alone / account.seconds:5.2f}×"
+            f" {max(account.sent) / 1e6:9.1f} MB sent {max(account.weights) / total:5.0%} of weights"
+            f" {count:4} exchanges {spent:5.1f} s"
+        )
+
+
+def main() -> None:
+    """Prints the rows of each model that is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", default=",".join(NAMES), help="the models, by the names of testbed.zoo")
+    parser.add_argument("--card", default="L20", help="the card of which there are several")
+    parser.add_argument("--shares", default="", help="the part of each card, such as 5,3,2; several ways if left out")
+    asked = parser.parse_args()
+    shares = [tuple(map(int, asked.shares.split(",")))] if asked.shares else SHARES
+    program = traced(deepened("flux-dev", 3))
+    most = int(HAND_WRITTEN * sum(weight.nbytes for weight in program.weights.values()))
+    print("flux-dev with three blocks")
+    print(*rows(program, group_of(asked.card, (1, 1)), ("tensor",), (most, most)), sep="\n", flush=True)
+    for name in asked.only.split(","):
+        program = traced(FULL_SIZE[name])
+        print(name)
+        apart = with_statistics(program)
+        has_norms = len(list(apart.ops())) > len(list(program.ops()))
+        for each in shares:
+            group = group_of(asked.card, each)
+            print(*rows(program, group, MODES), sep="\n", flush=True)
+            if has_norms:
+                print(*rows(apart, group, ("tensor",), mark="*"), sep="\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""What a change of state takes: the bytes that each device sends to each other one, and the seconds.
+
+The kind of an exchange follows from the two states. Each device sends what another one lacks, straight to it: of a sum
+each device gets the terms of its part, and where all need all of it, sends its part of the sum on.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ...compiler.devices.device import Device
+from ...compiler.devices.speeds import Speeds
+from ...compiler.ir.state import PARTIAL, WHOLE, Range, Split, State
+from .shares import cut_in_units
+
+LATENCY = 3e-5
+"""The seconds that an exchange takes beside its bytes: devices wait for one another, and several copies start."""
+
+Flow = tuple[tuple[int, ...], ...]
+"""The bytes that each device sends, by number, to each by number."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Devices that work at once, with the share of each in what is split.
+
+    Args:
+        devices: those of the group; the first has inputs and outputs.
+        shares: a part of the work for each, in integers of which some may be 0.
+        speeds: of the devices, and of the ways between them.
+        latency: the seconds that an exchange takes beside its bytes.
+    """
+
+    devices: tuple[Device, ...]
+    shares: tuple[int, ...]
+    speeds: Speeds = field(hash=False)
+    latency: float = LATENCY
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    @cached_property
+    def rates(self) -> Mapping[tuple[int, int], tuple[float, tuple[str, ...]]]:
+        """From each device to each other, by number: bytes a second, and what the way takes of shared roots."""
+        ways = [(one, other) for one in range(len(self)) for other in range(len(self)) if one != other]
+        return {(one, other): self._way(self.devices[one], self.devices[other]) for one, other in ways}
+
+    def _way(self, one: Device, other: Device) -> tuple[float, tuple[str, ...]]:
+        return self.speeds.crossing(one, other), tuple(self.speeds.lanes(one, other))
+
+    def seconds(self, flow: Flow) -> float:
+        """The time in which all is sent at once: of the device, or the shared root, that takes longest."""
+        taken: dict[object, float] = defaultdict(float)
+        for (one, other), (rate, lanes) in self.rates.items():
+            for lane in (("from", one), ("to", other), *lanes):
+                taken[lane] += flow[one][other] / rate
+        return self.latency + max(taken.values(), default=0.0) if any(map(any, flow)) else 0.0
+
+
+def kind_of(source: State, target: State) -> str:
+    """The name of what changes one state into another."""
+    if source == target:
+        return "nothing"
+    if source == WHOLE:
+        return "local slices"
+    if source == PARTIAL:
+        return "all-reduce" if target == WHOLE else "reduce-scatter"
+    return "all-gather" if target == WHOLE else "all-to-all"
+
+
+def can_change(source: State, target: State) -> bool:
+    """Whether there is an exchange from one state to another: nothing becomes terms of a sum."""
+    return target != PARTIAL or source == PARTIAL
+
+
+def flow_of(group: Group, source: State, target: State, shape: Sequence[int], itemsize: int) -> Flow:
+    """The bytes that devices send one another of a tensor that is to be in another state."""
+    count, total = len(group), itemsize
+    for size in shape:
+        total *= size
+    if source in (target, WHOLE):
+        return ((0,) * count,) * count
+    if isinstance(source, Split) and isinstance(target, Split):
+        return tuple(
+            tuple(0 if one == other else _common(source, target, one, other, shape, total) for other in range(count))
+            for one in range(count)
+        )
+    parts = _parts(group, source if isinstance(source, Split) else target, total)
+    if source == PARTIAL:
+        back = 1 if target == WHOLE else 0
+        return _apart(tuple(tuple(parts[j] + back * parts[i] for j in range(count)) for i in range(count)))
+    return _apart(tuple((parts[i],) * count for i in range(count)))
+
+
+def _apart(flow: Flow) -> Flow:
+    return tuple(tuple(0 if i == j else n for j, n in enumerate(row)) for i, row in enumerate(flow))
+
+
+def _parts(group: Group, state: State, total: int) -> list[int]:
+    """The bytes of each device's part of a tensor, by its state, or by the shares where all get it."""
+    if isinstance(state, Split):
+        return [total * state.length(member) // max(1, state.size) for member in range(len(group))]
+    return [stop - start for start, stop in cut_in_units(total, group.shares)]
+
+
+def _common(source: Split, target: Split, one: int, other: int, shape: Sequence[int], total: int) -> int:
+    """The bytes that one device has and another one needs."""
+    if source.axis != target.axis:
+        elements = source.size * target.size
+        return total * source.length(one) * target.length(other) // max(1, elements)
+    both = sum(_overlap(a, b) for a in source.ranges(one) for b in target.ranges(other))
+    return total * both // max(1, shape[source.axis])
+
+
+def _overlap(one: Range, other: Range) -> int:
+    return max(0, min(one[1], other[1]) - max(one[0], other[0]))

@@ -1,0 +1,107 @@
+"""What a mode allows: constraints on ways and on the bytes of weights of each device, nothing else.
+
+``batch``: only states that the batch of the inputs gives; ``sequence``: weights whole, and not by the batch;
+``tensor``: no device has more of what can be split of the weights than its share and a little; ``free``: all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from torch.fx import Node
+
+from ...compiler.ir.program import Program, tensors_of
+from ...compiler.ir.state import WHOLE, Split
+from ...compiler.states.strategy import Strategy
+from ..placement.blocks import FindBlocks
+from .candidates import wanted, ways
+from .exchanges import Group
+from .folding import Folded, folded
+from .problem import Account, Problem, parts_weights
+from .shares import cut_in_units
+
+MODES = ("free", "tensor", "sequence", "batch")
+
+Limits: TypeAlias = tuple[int | None, ...]
+"""The most bytes of something on each device; None for as many as there are."""
+
+LITTLE = 0.06
+"""The part of all weights that a device may have beside its share of them under ``tensor``."""
+
+
+@dataclass(frozen=True)
+class Posed:
+    """A problem, the most bytes of weights of each device, and the ways by the batch alone.
+
+    ``most`` has None for a device that may have all weights; so has ``room``, the bytes of weights and values together.
+    """
+
+    problem: Problem
+    most: Limits
+    room: Limits
+    by_batch: Mapping[Node, frozenset[int]]
+    batch: int
+
+    def is_kept(self, account: Account) -> bool:
+        """Whether each device has no more than it may have."""
+        together = [held + alive for held, alive in zip(account.weights, account.alive, strict=True)]
+        pairs = [*zip(account.weights, self.most, strict=True), *zip(together, self.room, strict=True)]
+        return all(limit is None or nbytes <= limit for nbytes, limit in pairs)
+
+
+def posed(program: Program, group: Group, mode: str, most: Limits = (), room: Limits = ()) -> Posed:
+    """The problem of a program under a mode; see `Posed` for the limits, which are those of the mode if left out."""
+    if not program.blocks:
+        program = replace(program)
+        FindBlocks().run(program)
+    whole, (size, given) = folded(program), _batch(program, group)
+    every = ways(whole, group.shares, given, wanted(whole, group.shares))
+    alone = {node: set(map(_facts, some)) for node, some in ways(whole, group.shares, given, {}).items()}
+    kept = {
+        node: tuple(way for at, way in enumerate(some) if not at or _is_allowed(whole, mode, node, way, alone[node]))
+        for node, some in every.items()
+    }
+    numbers = {node: [at for at, way in enumerate(some) if _facts(way) in alone[node]] for node, some in kept.items()}
+    problem, free = Problem(whole, group, kept), (None,) * len(group)
+    least = most or (_most(problem) if mode == "tensor" else free)
+    return Posed(problem, least, room or free, {node: frozenset(some) for node, some in numbers.items()}, size)
+
+
+def _is_allowed(whole: Folded, mode: str, node: Node, way: Strategy, by_batch: Container[object]) -> bool:
+    """Whether a mode has a way of an operation, given what identifies those that the batch alone gives."""
+    is_of_batch = _facts(way) in by_batch
+    if mode == "batch":
+        return is_of_batch
+    return mode != "sequence" or not (is_of_batch or parts_weights(whole, node, way))
+
+
+def _most(problem: Problem) -> Limits:
+    """The share of each device in weights that can be split, all of the others, and a little."""
+    total, fixed, shares = 0, 0, problem.group.shares
+    for readings, nbytes in problem.weights:
+        total += nbytes
+        fixed += 0 if any(_can_be_parted(problem, *reading) for reading in readings) else nbytes
+    parts = (share / sum(shares) for share in shares)
+    return tuple(round(min(total, fixed + (total - fixed) * part + total * LITTLE)) for part in parts)
+
+
+def _can_be_parted(problem: Problem, node: Node, operand: Node) -> bool:
+    return any(way.takes(operand) != WHOLE for way in problem.ways.get(node, ()))
+
+
+def _facts(way: Strategy) -> object:
+    return way.results, frozenset(way.operands.items())
+
+
+def _batch(program: Program, group: Group) -> tuple[int, dict[Node, list[Split]]]:
+    """How many pictures the inputs are of, and the states in which they are split by these."""
+    sizes = {node: tensors_of(node)[0].shape for node in program.inputs() if tensors_of(node)}
+    firsts = Counter(shape[0] for shape in sizes.values() if len(shape) > 1)
+    ((size, _),) = firsts.most_common(1) or [(1, 0)]
+    if not isinstance(size, int) or size < 2:
+        return 1, {}
+    state = Split(0, (cut_in_units(size, group.shares),))
+    return size, {node: [state] for node, shape in sizes.items() if shape and shape[0] == size}

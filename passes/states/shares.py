@@ -1,0 +1,33 @@
+"""Where an axis is cut: in proportion to the shares of devices, on multiples of its unit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+from ...compiler.ir.slices import Bounds
+
+
+def cut_in_units(size: int, shares: Sequence[int], unit: int = 1) -> Bounds:
+    """The range of each device along an axis of which no unit is torn; the last unit may be a short one.
+
+    Units go to devices by largest remainder: each has its share rounded down, and those that lost most by that have one
+    more. A share of nothing gets nothing.
+
+    >>> [stop - start for start, stop in cut_in_units(30, (1, 1, 1, 1))]
+    [8, 8, 7, 7]
+    >>> cut_in_units(24 * 64, (5, 3, 2), 64)
+    ((0, 768), (768, 1216), (1216, 1536))
+    """
+    counts = _largest_remainders(-(-size // unit), shares)
+    ends = [0, *(min(size, unit * end) for end in accumulate(counts))]
+    return tuple(pairwise(ends))
+
+
+def _largest_remainders(count: int, shares: Sequence[int]) -> list[int]:
+    total = sum(shares)
+    found = [count * share // total for share in shares]
+    lost = sorted(range(len(shares)), key=lambda member: -(count * shares[member] % total))
+    for member in lost[: count - sum(found)]:
+        found[member] += 1
+    return found

@@ -1,0 +1,89 @@
+"""What was decided: a way for each operation, the changes of state between them, and what these take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from ...compiler.ir.state import WHOLE
+from ...compiler.states.strategy import Strategy
+from .exchanges import kind_of
+from .problem import Account, Change, Choice, Problem
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The states of all values of a program over a group of devices.
+
+    Args:
+        mode: what was allowed.
+        how: "solved", or the recipe that was taken.
+        shares: the part of the work of each device.
+        strategies: how each operation is computed, of those that stand for equal ones and of these.
+        counts: for each operation that stands for equal ones how many they are with it; one for others.
+        account: the seconds, the changes of state and the bytes of weights.
+        floor: the seconds of the best recipe, if there is one.
+    """
+
+    mode: str
+    how: str
+    shares: tuple[int, ...]
+    strategies: Mapping[Node, Strategy]
+    counts: Mapping[Node, int]
+    account: Account
+    floor: float | None
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        account, shares = self.account, ":".join(map(str, self.shares))
+        yield f"{self.mode} over {shares}, {self.how}: {account.seconds * 1e3:.4f} ms"
+        yield f"weights {' '.join(map(str, account.weights))} B, sent {' '.join(map(str, account.sent))} B"
+        of_node: dict[Node, list[Change]] = {}
+        for change in account.changes:
+            of_node.setdefault(change.tensor[0], []).append(change)
+        for node, count in self.counts.items():
+            yield f"%{node.name}{f' × {count}' if count > 1 else ''}: {self.strategies[node]}"
+            yield from map(_spelled, of_node.get(node, ()))
+
+
+@dataclass(frozen=True)
+class NotPossible:
+    """Why there is no solution under a mode."""
+
+    mode: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.mode} is not possible: {self.reason}"
+
+
+def _spelled(change: Change) -> str:
+    kind = kind_of(change.source, change.target)
+    at = f" of result {change.tensor[1]}" if change.tensor[1] else ""
+    sent, readers = " ".join(map(str, change.sent)), ", ".join(f"%{node.name}" for node in change.readers)
+    return f"  {kind}{at} × {change.count} to {change.target} for {readers}: sends {sent} B"
+
+
+def solution_of(
+    problem: Problem, choice: Choice, account: Account, mode: str, how: str, floor: float | None
+) -> Solution:
+    """A choice as what is decided of each operation, of equal blocks too."""
+    chosen: dict[Node, Strategy] = {}
+    for node, some in problem.ways.items():
+        way = some[choice[node]]
+        for like in problem.folded.likes[node]:
+            chosen[like] = _of_like(way, node, like)
+    counts = {node: problem.folded.count(node) for node in problem.ways}
+    return Solution(mode, how, problem.group.shares, chosen, counts, account, floor)
+
+
+def _of_like(way: Strategy, node: Node, like: Node) -> Strategy:
+    """The way of an operation for an equal one."""
+    if like is node:
+        return way
+    pairs = zip(node.all_input_nodes, like.all_input_nodes, strict=True)
+    return Strategy(way.results, {other: way.takes(one) for one, other in pairs if way.takes(one) != WHOLE})

@@ -1,0 +1,80 @@
+"""Norms over all heads are taken apart where heads are wanted split, and nothing else is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.program import Program, tensors_of
+from dovetail.compiler.ir.state import WHOLE
+from dovetail.compiler.states.strategy import Strategy, name_of
+from dovetail.compiler.text.parser import parse_program
+from dovetail.compiler.text.printer import print_program
+from dovetail.passes.rewrites.simplify import Simplify
+from dovetail.passes.states.modes import posed
+from dovetail.passes.states.solution import Solution
+from dovetail.passes.states.solve import solve
+from dovetail.passes.states.statistics import with_statistics
+from testbed.zoo.everything import TINY
+from tests.laws.members import run_by_members
+
+from .groups import group
+
+OVER_HEADS = ["WanTransformer3DModel", "LTXVideoTransformer3DModel"]
+
+
+def _traced(name: str, dtype: torch.dtype) -> tuple[Program, torch.nn.Module, dict[str, object]]:
+    module, call = TINY[name].make(dtype)
+    program = trace(module, (), call)
+    Simplify().run(program)
+    return program, module, call
+
+
+def _run(program: Program, module: torch.nn.Module, call: dict[str, object]) -> list[torch.Tensor]:
+    wholes = {node: Strategy((WHOLE,) * len(tensors_of(node)), {}) for node in program.ops()}
+    return run_by_members(program, module, call, wholes, 1)
+
+
+def _norms(program: Program) -> int:
+    return sum(name_of(node) == "rms_norm" for node in program.ops())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", OVER_HEADS)
+def test_a_norm_over_all_heads_is_what_its_statistics_and_the_rest_are(name: str, dtype: torch.dtype) -> None:
+    program, module, call = _traced(name, dtype)
+    apart = with_statistics(program)
+    assert _norms(apart) < _norms(program)
+    error = 50 * torch.finfo(dtype if dtype == torch.bfloat16 else torch.float32).eps
+    for found, whole in zip(_run(apart, module, call), _run(program, module, call), strict=True):
+        assert found.dtype == whole.dtype
+        torch.testing.assert_close(found, whole, rtol=error, atol=error * max(1.0, whole.abs().max().item()))
+
+
+@pytest.mark.parametrize("name", OVER_HEADS)
+def test_members_without_whole_weights_send_less_of_norms_that_are_taken_apart(name: str) -> None:
+    program, module, call = _traced(name, torch.float64)
+    apart = with_statistics(program)
+    most = posed(program, group(1, 1), "tensor").most
+    before, after = (solve(one, group(1, 1), "tensor", most) for one in (program, apart))
+    assert isinstance(before, Solution)
+    assert isinstance(after, Solution)
+    assert max(after.account.sent) < max(before.account.sent)
+    for found, whole in zip(
+        run_by_members(apart, module, call, after.strategies, 2), _run(program, module, call), strict=True
+    ):
+        torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_taken_apart_can_be_printed_and_equal_blocks_stay_equal() -> None:
+    program, _, _ = _traced("WanTransformer3DModel", torch.float32)
+    apart = with_statistics(program)
+    assert print_program(parse_program(print_program(apart))) == print_program(apart)
+    both = [posed(one, group(1, 1), "free").problem.folded for one in (program, apart)]
+    assert [len(one.blocks[0]) for one in both] == [3, 3]
+
+
+def test_norms_of_each_head_and_of_tokens_stay_as_they_are() -> None:
+    program, _, _ = _traced("FluxTransformer2DModel", torch.float32)
+    assert [name_of(node) for node in with_statistics(program).ops()] == [name_of(node) for node in program.ops()]
