@@ -15,7 +15,7 @@ from .boxes import Box, Landing, landings
 from .ops import RESHARD
 from .program import MOVING, Program, placement_of, state_of, states_of, value_of
 from .state import PARTIAL, Split, State
-from .value import TensorType, Value, flat, ordered_stride
+from .value import TensorType, Value, dense_stride, filled_stride, flat, ordered_stride
 
 
 def split_of(node: Node) -> Split | None:
@@ -124,12 +124,14 @@ def is_packed(node: Node, device: Device, taken: Box) -> bool:
     It is, where the value had gaps when it was traced: what devices have of it lies as their memory does.
     """
     (whole,), (part,) = flat(value_of(node)), flat(type_on(node, device))
-    if whole.stride != ordered_stride(whole.shape, whole.stride):
+    if whole.stride != filled_stride(whole):
         return True
+    has_all = all(isinstance(one, int) for one in part.stride)
+    strides = part.stride if has_all else dense_stride(part.sizes)
     lengths, step = list(part.sizes), 1
     for axis, _, length in taken.ranges:
         lengths[axis] = length
-    for length, own in reversed(list(zip(lengths, part.stride, strict=True))):
+    for length, own in reversed(list(zip(lengths, strides, strict=True))):
         if length != 1 and own != step:
             return True
         step *= length
@@ -139,7 +141,9 @@ def is_packed(node: Node, device: Device, taken: Box) -> bool:
 def bytes_sent(transfer: Node, source: Device, target: Device) -> float:
     """The bytes that a device sends to another, or writes in its own memory, for a transfer or a reshard."""
     tensors = list(flat(type_on(source_of(transfer), source)))
-    boxes = [one.taken for one in landings_of(transfer, source, target)] if assembles(transfer) else [Box()]
+    if not assembles(transfer):
+        return sum(tensor.sent_bytes for tensor in tensors)
+    boxes = [one.taken for one in landings_of(transfer, source, target)]
     return sum(box.part(tensor.sizes) * tensor.nbytes for tensor in tensors for box in boxes)
 
 

@@ -53,10 +53,21 @@ class TensorType:
         """Bytes of a dense tensor of this shape and dtype."""
         return math.prod(self.sizes) * self.dtype.itemsize
 
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of a copy of it on its way: what lies behind several indices is sent once."""
+        return math.prod(n for n, step in zip(self.sizes, self.stride, strict=True) if step) * self.dtype.itemsize
+
     @staticmethod
     def dense(shape: Sequence[int | str], dtype: torch.dtype, storage: int, hint: tuple[int, ...] = ()) -> TensorType:
         """The type of a contiguous tensor that fills memory of its own."""
         return TensorType(tuple(shape), dtype, dense_stride(shape), storage, hint)
+
+
+def filled_stride(kind: TensorType) -> tuple[int | str, ...]:
+    """The strides of the like of a tensor that fills memory of its own; its own where they are expressions."""
+    has_all = all(isinstance(step, int) for step in kind.stride)
+    return ordered_stride(kind.shape, kind.stride) if has_all else kind.stride
 
 
 def ordered_stride(shape: Sequence[int | str], like: Sequence[int | str]) -> tuple[int | str, ...]:

@@ -32,7 +32,7 @@ def members(program: Program, node: Node) -> tuple[Device, ...]:
     group = placement_of(node).group
     if len(group) < 2:
         return (device_of(node),)
-    having = [one for at, one in enumerate(group) if _has_part(program, node, at)]
+    having = _having(node, {})
     return tuple(sorted(having, key=lambda device: (device.is_host, device == program.main)))
 
 
@@ -42,17 +42,27 @@ def terms_meet(program: Program, chosen: Strategy) -> bool:
     return len({frozenset(members(program, one)) for one in sums}) <= 1
 
 
-def _has_part(program: Program, node: Node, member: int) -> bool:
-    """Whether a device of a node's group has something of its results; of a sum, a term."""
-    states = states_of(node)
-    if node.target in MOVING or PARTIAL not in states:
+def _having(node: Node, known: dict[Node, tuple[Device, ...]]) -> tuple[Device, ...]:
+    """The devices of a group that have something of a node's results; of a sum, a term. Each node is looked at once."""
+    if node not in known:
+        states, group = states_of(node), placement_of(node).group
         splits = [one for one in states if isinstance(one, Split)]
-        return not splits or any(one.length(member) for one in splits)
-    terms = [one for one in node.all_input_nodes if not weight_name(one) and state_of(one) == PARTIAL]
-    device = placement_of(node).group[member]
-    chosen = strategy_of(node)
-    takes = chosen is None or takes_part(chosen, member)
-    return takes and all(device in members(program, one) for one in terms)
+        if PARTIAL in states and node.target not in MOVING:
+            known[node] = _having_terms(node, known)
+        else:
+            known[node] = tuple(
+                one for at, one in enumerate(group) if not splits or any(state.length(at) for state in splits)
+            )
+    return known[node]
+
+
+def _having_terms(node: Node, known: dict[Node, tuple[Device, ...]]) -> tuple[Device, ...]:
+    """Those that compute a term, and have one of each sum that it is made of."""
+    chosen, group = strategy_of(node), placement_of(node).group
+    sums = [one for one in node.all_input_nodes if not weight_name(one) and state_of(one) == PARTIAL]
+    there = [set(_having(one, known)) for one in sums]
+    taking = [one for at, one in enumerate(group) if chosen is None or takes_part(chosen, at)]
+    return tuple(one for one in taking if all(one in some for some in there))
 
 
 def call_on(node: Node, device: Device) -> Local:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from weakref import WeakKeyDictionary
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch.fx import Node
@@ -101,10 +100,13 @@ def strategy_of(node: Node) -> Strategy | None:
         assert isinstance(several, Node)
         assert isinstance(at, int)
         return Strategy(results, {}) if results == states_of(several)[at : at + 1] else None
-    known = _KNOWN.get(node)
-    if known is None or known[:2] != (results, given):
-        known = _KNOWN[node] = results, given, _found(node, results, given)
-    return known[2]
+    kinds = tuple(value_of(one) for one in (node, *node.all_input_nodes))
+    key = node.target, node.args, node.kwargs, results, given, kinds
+    known = vars(node.graph).setdefault(_FOUND, {})  # which goes with the graph; passes ask again and again
+    if node not in known or known[node][0] != key:
+        known[node] = key, _found(node, results, given)
+    found: Strategy | None = known[node][1]
+    return found
 
 
 def tells_all(node: Node, chosen: Strategy) -> bool:
@@ -121,8 +123,8 @@ def _found(node: Node, results: tuple[State, ...], given: Mapping[Node, State]) 
     return next((one for one in fitting if all(one.takes(operand) == state for operand, state in given.items())), None)
 
 
-_KNOWN: MutableMapping[Node, tuple[tuple[State, ...], Mapping[Node, State], Strategy | None]] = WeakKeyDictionary()
-"""What was found of nodes, for passes ask again and again."""
+_FOUND = "_dovetail_strategies"
+"""The attribute of a graph that has what was found of its nodes."""
 
 
 def local_call(node: Node, chosen: Strategy, member: int) -> Local:

@@ -22,13 +22,13 @@ from ...compiler.ir.program import HERE, Program, place_node, state_of, tensors_
 from ...compiler.ir.slices import bounds_of
 from ...compiler.ir.split import is_shared
 from ...compiler.ir.state import PARTIAL, WHOLE, Split, State
-from ...compiler.ir.value import TensorType, Value, ordered_stride
+from ...compiler.ir.value import TensorType, Value, filled_stride
 from ...compiler.states.parts import members, terms_meet
 from ...compiler.states.strategy import Strategy, strategy
 from ...compiler.states.table import rule_of, tells_all
 
 Choose = Callable[[Node], Strategy | None]
-"""The strategy of an operation, once its operands are in their states; None for that of wholes, as one that cannot be."""
+"""The strategy of an operation whose operands are in their states; without one, and if it cannot be, it is whole."""
 
 
 def share(program: Program, choose: Choose) -> int:
@@ -68,9 +68,9 @@ class _Sharing:
             self._place_item(node)
             return
         else:
-            chosen = choose(node)
-            if chosen is None or not self._is_possible(node, chosen):
-                chosen = strategy([WHOLE] * len(tensors_of(node)), {})
+            given = choose(node)
+            is_given = given is not None and self._is_possible(node, given)
+            chosen = given if given and is_given else strategy([WHOLE] * len(tensors_of(node)), {})
             states = () if set(chosen.results) <= {WHOLE} else tuple((one,) for one in chosen.results)
             base = base_of(node)
             is_beside = base is not None and not is_shared(base) and not states  # a view is where it is
@@ -90,6 +90,8 @@ class _Sharing:
         """Whether states say how an operation is computed, and the terms that it takes are there, all of them."""
         sums = [one for one, state in chosen.operands.items() if state == PARTIAL]
         are_there = all(state_of(one) == PARTIAL for one in sums)
+        if PARTIAL in chosen.results and not all(one.shape for one in tensors_of(node)):
+            return False  # of a sum without axes no device could add a part
         return are_there and terms_meet(self.program, chosen) and tells_all(node, chosen)
 
     def _place_item(self, node: Node) -> None:
@@ -122,8 +124,7 @@ class _Sharing:
     def _reshard(self, value: Node, wanted: State, origin: Node, name: str = "") -> Node:
         found = self._put(origin, RESHARD, (value,), {"device": HERE}, name or f"{origin.name}_resharded")
         (tensor,) = tensors_of(value)
-        stride = ordered_stride(tensor.shape, tensor.stride)
-        found.meta["value"] = replace(tensor, stride=stride, storage=next(self.storages))
+        found.meta["value"] = replace(tensor, stride=filled_stride(tensor), storage=next(self.storages))
         place_node(found, group=self.group, states=() if wanted == WHOLE else ((wanted,),))
         self.before[found] = self.before.get(origin, value_of(origin))
         self.count += 1
@@ -145,8 +146,7 @@ class _Sharing:
         place_node(terms, group=self.group, states=((of_terms,),))
         together = self._reshard(terms, Split(into.axis + 1, into.segments), value, f"{value.name}_together")
         found = self._put(value, SUM_TERMS, (together,), {}, f"{value.name}_sum")
-        stride = ordered_stride(tensor.shape, tensor.stride)
-        found.meta["value"] = replace(tensor, stride=stride, storage=next(self.storages))
+        found.meta["value"] = replace(tensor, stride=filled_stride(tensor), storage=next(self.storages))
         place_node(found, group=self.group, states=((into,),))
         self.made[value, PARTIAL], self.before[found] = found, self.before[value]
         return found

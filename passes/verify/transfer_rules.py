@@ -12,8 +12,8 @@ from ...compiler.ir.numbers import numbers_read
 from ...compiler.ir.ops import RESHARD
 from ...compiler.ir.program import HERE, MOVING, Placement, device_of, placement_of, state_of
 from ...compiler.ir.split import assembles, source_of, split_of
-from ...compiler.ir.state import WHOLE, State
-from ...compiler.ir.value import TensorType, ordered_stride
+from ...compiler.ir.state import PARTIAL, WHOLE, Split, State
+from ...compiler.ir.value import TensorType, filled_stride
 from ...compiler.states.parts import members
 from .snapshot import Snapshot, Violation
 
@@ -53,14 +53,25 @@ def _is_moved(snapshot: Snapshot, node: Node) -> bool:
         and (node.target is RESHARD or (not split_of(value) and len(group) == len(source) == 1))
         and list(group) == [device for device in snapshot.program.devices if device in group]
         and kinds[1] == _kind_of(node, kinds[0], kinds[1].storage)
+        and _is_covered(node, kinds[1])
         and _stands_behind(snapshot, node, value)
     )
+
+
+def _is_covered(node: Node, kind: TensorType) -> bool:
+    """Whether what moves is no term of a sum, and each element of a value that is split is of a device."""
+    states, state, group = placement_of(node).states, state_of(node), placement_of(node).group
+    if PARTIAL in (state, state_of(source_of(node))) or len(states) > 1 or any(len(one) != 1 for one in states):
+        return False
+    if not isinstance(state, Split):
+        return True
+    return state.axis < len(kind.shape) and state.covers(len(group), kind.shape[state.axis])
 
 
 def _kind_of(node: Node, kind: TensorType, storage: int) -> TensorType:
     """What moving a value yields: its like in other memory; what is put together fills it."""
     found = replace(kind, storage=storage)
-    return replace(found, stride=ordered_stride(found.shape, found.stride)) if assembles(node) else found
+    return replace(found, stride=filled_stride(found)) if assembles(node) else found
 
 
 def _stands_behind(snapshot: Snapshot, node: Node, value: Node) -> bool:

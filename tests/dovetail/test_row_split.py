@@ -235,3 +235,25 @@ def test_weights_that_were_written_through_data_are_read_after_unloading(mode: s
     module.get_submodule("blocks.1.0").weight.data.mul_(2)  # type: ignore[operator, union-attr]
     compiled.unload()
     assert close(compiled(X), module(X))
+
+
+def test_a_sequence_of_any_length_behind_a_batch_is_split_by_rows() -> None:
+    class Tower(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([nn.Linear(256, 256), nn.Linear(256, 256)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in self.blocks:
+                x = x + block(x)
+            return x
+
+    module, dynamic = Tower().eval(), {"x": {1: torch.export.Dim("length", min=2, max=64)}}
+    compiled = dovetail.compile(
+        module, (torch.randn(2, 7, 256),), backend="sim0&sim1", rig="sim0=64MiB,sim1=64MiB",
+        split_mode="row", tensor_split=[1, 1], dynamic_shapes=dynamic,
+    )  # fmt: skip
+    for length in (7, 30):
+        x = torch.randn(2, length, 256)
+        with torch.no_grad():
+            assert torch.allclose(compiled(x), module(x), atol=1e-5)

@@ -38,6 +38,8 @@ from dovetail.passes.placement.pin import Pin
 from dovetail.passes.rewrites.simplify import Simplify
 from dovetail.passes.simulate.memory import simulate
 from dovetail.passes.states.share import share
+from dovetail.passes.states.solution import Solution
+from dovetail.passes.states.solve import solve
 from dovetail.passes.verify.deep import verify_deep
 from dovetail.runtime import sim
 from dovetail.runtime.executor import Executor
@@ -46,10 +48,15 @@ from testbed.zoo.everything import TINY
 from tests.cases import drawn
 
 from .parts import offered
+from .test_solved_states import group
 
 SHARES = [(1, 1), (3, 1), (5, 3, 2), (1, 0), (0, 1, 1), (1, 1, 1, 1)]
 OWN_PYTHON = {"CosmosTransformer3DModel"}
 """What no trace takes in float64."""
+
+
+Chosen = Callable[[Node], Strategy | None]
+"""Gives the strategy of an operation."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +65,10 @@ class Share(Pass):
 
     name: ClassVar[str] = "share"
     requires: ClassVar[frozenset[str]] = frozenset({"pinned"})
-    choose: Callable[[Node], Strategy | None] = field(default=lambda _: None)
+    chooser: Callable[[Program], Chosen] = field(default=lambda _: lambda _: None)
 
     def run(self, program: Program) -> Change:
-        return Change(share(program, self.choose), "reshards")
+        return Change(share(program, self.chooser(program)), "reshards")
 
 
 class Chooser:
@@ -92,7 +99,9 @@ def values_of(node: Node) -> list[Node]:
     return [one for one in node.all_input_nodes if not weight_name(one)]
 
 
-def shared(name: str, shares: Sequence[int], seed: str) -> tuple[torch.nn.Module, dict[str, Any], Program]:
+def shared(
+    name: str, shares: Sequence[int], chooser: Callable[[Program], Chosen]
+) -> tuple[torch.nn.Module, dict[str, Any], Program]:
     """A module with its arguments, and its program over as many simulated devices as there are shares."""
     module, call = TINY[name].make(torch.float64)
     program = trace(module.eval(), (), call)
@@ -103,7 +112,7 @@ def shared(name: str, shares: Sequence[int], seed: str) -> tuple[torch.nn.Module
         FindBlocks(),
         Assign(everything),
         Pin(),
-        Share(Chooser(shares, seed)),
+        Share(chooser),
         Cut(),
         Lower(),
         Verify(),
@@ -133,9 +142,14 @@ def outcome(module: torch.nn.Module, call: dict[str, Any], program: Program) -> 
 @pytest.mark.parametrize("seed", [int(os.environ["DOVETAIL_TEST_SEED"]) % 1000])
 def test_devices_that_compute_together_yield_what_the_module_does(name: str, seed: int) -> None:
     shares = random.Random(f"{name} {seed}").choice(SHARES)
-    module, call, program = shared(name, shares, f"{name} {seed}")
+    module, call, program = shared(name, shares, lambda _: Chooser(shares, f"{name} {seed}"))
     nodes = list(program.ops())
     assert sum(any(isinstance(one, Split) for one in states_of(node)) for node in nodes) > len(nodes) / 4
+    expect_sound(module, call, program)
+
+
+def expect_sound(module: torch.nn.Module, call: dict[str, Any], program: Program) -> None:
+    """A program yields what its module does, in the bytes that were predicted; its text and its types are right."""
     with torch.no_grad():
         expected = module(**call)
     found, peaks, came = outcome(module, call, program)
@@ -144,9 +158,26 @@ def test_devices_that_compute_together_yield_what_the_module_does(name: str, see
     assert len(found) == len(whole)
     for mine, theirs in zip(found, whole, strict=True):
         largest = max(1.0, theirs.abs().max().item())
-        assert torch.allclose(mine, theirs, rtol=0, atol=1e-5 * largest), shares  # some compute in float32
+        assert torch.allclose(mine, theirs, rtol=0, atol=1e-5 * largest)  # some compute in float32
     assert peaks == [simulate(program)[device].total for device in program.devices]
     assert came == crossing_bytes(program)
     text = print_program(program)
     assert print_program(parse_program(text)) == text
     assert verify_deep(program) > 0
+
+
+@pytest.mark.parametrize("name", drawn([one for one in TINY if one not in OWN_PYTHON], 3))
+@pytest.mark.parametrize("seed", [int(os.environ["DOVETAIL_TEST_SEED"]) % 1000])
+def test_states_that_were_solved_run_as_programs(name: str, seed: int) -> None:
+    """Those of a mode that is drawn, of those that are possible."""
+    choice = random.Random(f"{name} {seed}")
+    shares = choice.choice(SHARES)
+    mode = choice.choice(["free", "tensor", "sequence"])
+
+    def solved(program: Program) -> Chosen:
+        found = solve(program, group(shares), mode, node_limit=50)
+        states = found.strategies if isinstance(found, Solution) else {}
+        return states.get
+
+    module, call, program = shared(name, shares, solved)
+    expect_sound(module, call, program)

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+import torch
+from torch import nn
 from torch.fx import Node
 
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.errors import VerificationError
+from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.boxes import Box, Landing
-from dovetail.compiler.ir.program import Program, place_node, placement_of, states_of
+from dovetail.compiler.ir.ops import TERMS
+from dovetail.compiler.ir.program import Program, place_node, placement_of, state_of, states_of
 from dovetail.compiler.ir.schedule import Allocate, Await, Copy, Run, Schedule, Step
 from dovetail.compiler.ir.split import assembles, is_shared, source_of
 from dovetail.compiler.ir.state import PARTIAL, WHOLE, Split, State
+from dovetail.compiler.states.strategy import Strategy
+from dovetail.compiler.states.table import strategies
+from dovetail.passes.infra.manager import PassManager
+from dovetail.passes.lowering.lower import Lower
+from dovetail.passes.placement.assignment import Assign
+from dovetail.passes.placement.blocks import FindBlocks
+from dovetail.passes.placement.cut import Cut
+from dovetail.passes.placement.pin import Pin
 from dovetail.passes.verify.verifier import verify
 
-from .test_shared import shared
+from .test_shared import Chooser, Share, shared
 
 MOST = 5
 """So many places are broken in each way."""
@@ -28,8 +43,8 @@ MOST = 5
 
 @pytest.fixture(scope="module")
 def program() -> Program:
-    seed = os.environ["DOVETAIL_TEST_SEED"]
-    _, _, found = shared("FluxTransformer2DModel", (3, 2, 1), f"mutants {seed}")
+    seed, shares = f"mutants {os.environ['DOVETAIL_TEST_SEED']}", (3, 2, 1)
+    _, _, found = shared("FluxTransformer2DModel", shares, lambda _: Chooser(shares, seed))
     verify(found)
     return found
 
@@ -102,6 +117,63 @@ def test_a_reader_that_passes_by_what_is_put_together_for_it_is_refused(program:
         reader.replace_input_with(transfer, source_of(transfer))
         assert is_refused(program), transfer.name
         reader.args, reader.kwargs = kept
+
+
+@pytest.mark.parametrize("beyond", [-1, 1])
+def test_what_is_put_together_covers_its_value(program: Program, beyond: int) -> None:
+    for transfer in some([one for one in program.transfers() if isinstance(state_of(one), Split)]):
+        state = state_of(transfer)
+        assert isinstance(state, Split)
+        *others, (start, stop) = state.segments[-1]
+        last = (*others, (start, max(start, stop + beyond)))
+        other = Split(state.axis, (*state.segments[:-1], last))
+        if other != state:
+            with placed(transfer, states=((other,),)):
+                assert is_refused(program), transfer.name
+
+
+def test_a_term_is_not_put_together_as_if_it_were_the_whole(program: Program) -> None:
+    sums = [one for one in program.ops() if is_shared(one) and state_of(one) == PARTIAL]
+    for node in some([one for one in sums if any(user.target is TERMS for user in one.users)]):
+        (terms,) = list(node.users)[:1]
+        transfer = next(iter(terms.users))
+        kept = transfer.args
+        transfer.args = (node,)
+        assert is_refused(program), node.name
+        transfer.args = kept
+
+
+def test_arguments_that_changed_are_seen() -> None:
+    """What was found of an operation before is not what holds of it now."""
+
+    class Softmax(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * 2).softmax(-1)
+
+    rows = Split(0, (((0, 4), (4, 8)),))
+
+    def choose(node: Node) -> Strategy | None:
+        return next((way for way in strategies(node, lambda _: [rows]) if way.results == (rows,)), None)
+
+    traced = trace(Softmax(), (torch.ones(8, 8),))
+    traced.rig = Rig.parse("sim0=8GiB,sim1=8GiB")
+    steps = [FindBlocks(), Assign({}), Pin(), Share(lambda _: choose), Cut(), Lower()]
+    found = PassManager(steps).run(traced)
+    verify(found)
+    node = next(one for one in found.ops() if "softmax" in str(one.target))
+    node.args = (node.args[0], 0, *node.args[2:])
+    assert is_refused(found)
+
+
+def test_a_program_goes_with_all_that_was_found_of_its_nodes() -> None:
+    graphs = []
+    for number in range(3):
+        _, _, found = shared("T5EncoderModel", (1, 1), lambda _, at=number: Chooser((1, 1), f"goes {at}"))
+        assert any(map(is_shared, found.ops()))
+        graphs.append(weakref.ref(found.graph))
+        del found
+    gc.collect()
+    assert sum(one() is not None for one in graphs) <= 1, "PyTorch keeps what it traced last"
 
 
 def every(schedule: Schedule, change: Callable[[object], object | None]) -> Schedule:
