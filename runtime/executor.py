@@ -94,7 +94,7 @@ class Executor:
     def bind(self, weights: WeightSource) -> None:
         """Fetches each weight that stays to each device that loads it, and makes the steps."""
         self._source = weights
-        with self._slots_filled():
+        with self._slots_filled(weights):
             pass  # they are there before the first call
         self._held = {(one.name, device): self._fetch(one, device) for one, device in self._resident()}
         self._constants = {
@@ -118,11 +118,12 @@ class Executor:
 
     def unbind(self) -> None:
         """Lets go of all weights."""
-        self._steps = None
-        self._settled = Settled()
-        self._source = None
-        self._held = {}
-        self._constants = {}
+        with self._settling:  # a call of another thread may make steps of them
+            self._steps = None
+            self._settled = Settled()
+            self._source = None
+            self._held = {}
+            self._constants = {}
 
     def __call__(self, values: Values) -> list[Any]:
         """Runs the schedule on tensors that lie on the main device; returns the leaves of the result.
@@ -132,15 +133,18 @@ class Executor:
         Raises ExecutionError (or DoesNotFitError when memory ran out) that names the node and its source line. An error
         keeps no tensor of the call alive.
         """
-        assert self._steps is not None
-        settled, layouts = self._settled, self._layouts(values)
+        settled, constants, source = self._settled, self._constants, self._source
+        steps = self._steps  # last, for it leaves first: what is taken here belongs together
+        assert steps is not None
+        layouts = self._layouts(values)
         found: list[Step] | None = settled.by_layout.get(layouts)
         look = Look() if found is None else None
         values.extend([None] * (self._slots.size - len(values)))
         values.append(look)
         try:
-            with self._slots_filled(), torch.inference_mode(), call(self._program) if is_watched() else nullcontext():
-                for step in found or self._steps:
+            watched = call(self._program) if is_watched() else nullcontext()
+            with self._slots_filled(source), torch.inference_mode(), watched:
+                for step in found or steps:
                     step(values)
         except Exception as error:
             explained = explain(error, self._program, {source.listing for source in self._listings.values()})
@@ -154,11 +158,14 @@ class Executor:
             raise
         if look is not None:
             self._settle(settled, layouts, frozenset(look.found))
-        return [self._result(values, item, index) for index, item in enumerate(self._outputs)]
+        return [
+            constants[index] if index in constants else self._result(values, item)
+            for index, item in enumerate(self._outputs)
+        ]
 
-    def _slots_filled(self) -> AbstractContextManager[None]:
+    def _slots_filled(self, source: WeightSource | None) -> AbstractContextManager[None]:
         """Slots for the weights that come and go in a call, if any come for one."""
-        return self._source.call(self._slot_sizes) if self._slots.loads and self._source else nullcontext()
+        return source.call(self._slot_sizes) if self._slots.loads and source else nullcontext()
 
     def _make_steps(self) -> None:
         """The steps of a call that looks; what earlier calls have found may not hold for other weights."""
@@ -170,9 +177,10 @@ class Executor:
         return layouts_of(inputs, bool(self._program.symbols)) if self._candidates.numbers else ()
 
     def _settle(self, settled: Settled, layouts: Layouts, found: frozenset[int]) -> None:
-        """Makes the listing that computes in place what a call has found to be right so."""
+        """Makes the listing that computes in place what a call has found to be right so, unless its weights left."""
         with self._settling:
-            settled.keep(layouts, found, self._steps_in_place)
+            if settled is self._settled:
+                settled.keep(layouts, found, self._steps_in_place)
 
     def _steps_in_place(self, found: frozenset[int]) -> list[Step]:
         self.sources = self._generate(self._candidates.choose(found))
@@ -189,9 +197,7 @@ class Executor:
         data = source(weight, device.torch)
         return data.item() if weight.is_number else data
 
-    def _result(self, values: Values, item: Any, index: int) -> Any:
-        if index in self._constants:
-            return self._constants[index]
+    def _result(self, values: Values, item: Any) -> Any:
         return _ordinary(values[item.index]) if isinstance(item, _Slot) else item
 
     def _generate(self, candidates: Candidates) -> dict[int, RunSource]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import stat
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from io import BufferedReader
 from itertools import accumulate
 from pathlib import Path
 
@@ -43,7 +46,7 @@ class StoredFile:
     def at(cls, path: Path) -> StoredFile:
         """The file that a path leads to now; raises WeightError where there is none that can be read."""
         try:
-            with path.open("rb") as opened:
+            with opened_file(path) as opened:
                 return cls.of(path, opened.fileno())
         except OSError as error:
             raise WeightError(f"{path} cannot be read: {error}: name a file of weights that is there") from error
@@ -64,6 +67,17 @@ class StoredFile:
             return os.stat(self.path).st_ctime_ns == self.changed[0]  # else it was moved
         except OSError:
             return False
+
+
+def opened_file(path: Path) -> BufferedReader:
+    """A file opened to be read; raises OSError where it is none, for a pipe may never answer."""
+    try:
+        mode = os.stat(path).st_mode
+    except ValueError as error:
+        raise OSError(errno.EINVAL, str(error), str(path)) from error
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    return path.open("rb")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,17 @@ from typing import Any, TypeAlias
 import torch
 
 from ..errors import WeightError
-from .entries import Piece, StoredFile, WeightEntry, can_be_shape, check_layout, clipped, damaged, stored_bytes
+from .entries import (
+    Piece,
+    StoredFile,
+    WeightEntry,
+    can_be_shape,
+    check_layout,
+    clipped,
+    damaged,
+    opened_file,
+    stored_bytes,
+)
 from .quantized_types import QUANT_TYPES
 
 MAGIC = b"GGUF"
@@ -47,7 +57,7 @@ def read_gguf(path: Path) -> tuple[dict[str, WeightEntry], Metadata]:
     Raises WeightError when it is missing, damaged, or has a tensor of a type that is not supported.
     """
     try:
-        with path.open("rb") as opened:
+        with opened_file(path) as opened:
             return _read(_Header(StoredFile.of(path, opened.fileno()), opened))
     except FileNotFoundError as error:
         raise WeightError(f"{path} is missing: download it again, or name another variant") from error

@@ -18,7 +18,7 @@ from io import BufferedReader
 
 from ..errors import WeightError
 from . import gguf_header, safetensors_header
-from .entries import StoredFile
+from .entries import StoredFile, opened_file
 
 _BLOCK = 4096
 _STRETCHES = 64
@@ -44,7 +44,7 @@ class FileIdentity:
         Raises WeightError where it is damaged, is not what it was any more, or is written to meanwhile.
         """
         try:
-            with file.path.open("rb") as opened:
+            with opened_file(file.path) as opened:
                 file.check(opened.fileno())
                 digest = _digest(opened, file, *_data(opened, file))
                 file.check(opened.fileno())

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import WeightError
-from .entries import Piece, StoredFile, WeightEntry
+from .entries import Piece, StoredFile, WeightEntry, opened_file
 from .gguf_header import MAGIC, read_gguf
 from .names import is_plain
 from .safetensors_header import read_safetensors
@@ -95,7 +95,7 @@ def _plain(index: Path, name: str) -> str:
 def _read_header(path: Path) -> tuple[dict[str, WeightEntry], Mapping[str, Any]]:
     """The weights of one file and its metadata."""
     try:
-        with path.open("rb") as file:
+        with opened_file(path) as file:
             is_gguf = file.read(4) == MAGIC or path.suffix.lower() == ".gguf"
     except FileNotFoundError as error:
         raise WeightError(f"{path} is missing: download it again, or name another variant") from error

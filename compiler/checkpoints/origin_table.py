@@ -7,6 +7,7 @@ where a stranger wrote it, in time and memory in proportion to its text; a file 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
@@ -71,6 +72,8 @@ class WeightOrigin(BaseModel):
             raise ValueError(f"{self.quant} is not read as {self.dtype}")
         if not can_be_shape(self.shape):
             raise ValueError(f"no tensor has the shape {clipped(str(list(self.shape)))}")
+        if self.quant and self.quant not in _PLAIN and not (self.shape and self.shape[-1]):
+            raise ValueError(f"a row of {self.describe()} has no block")
         has, needs = sum(end - start for _, start, end in self.pieces), self._nbytes()
         if has != needs:
             raise ValueError(f"its pieces have {has} bytes, where {self.describe()} has {needs}")
@@ -191,7 +194,7 @@ class _Files:
         for file in alike:
             if self._identity(file) == wanted.identity:
                 return file
-        others = alike or [file for file in self._files if file.path.name == wanted.name]
+        others = alike or [file for file in self._files if _name(file) == wanted.name]
         told = f": {others[0].path} has {others[0].nbytes} bytes and is another file" if others else ""
         raise WeightError(
             f"none of {len(self._files)} files here is {clipped(wanted.name)} of {wanted.nbytes} bytes, whose weights "
@@ -210,7 +213,12 @@ class _Files:
 
 def _known(file: StoredFile) -> KnownFile:
     identity = FileIdentity.of(file)
-    return KnownFile(name=file.path.name, nbytes=identity.nbytes, digest=identity.digest)
+    return KnownFile(name=_name(file), nbytes=identity.nbytes, digest=identity.digest)
+
+
+def _name(file: StoredFile) -> str:
+    """The name of a file as text, in which a byte that is none is written as ``\\xff``."""
+    return os.fsencode(file.path.name).decode("utf-8", "backslashreplace")
 
 
 def _origin(entry: WeightEntry, through: Iterable[torch.dtype], numbers: Mapping[StoredFile, int]) -> WeightOrigin:

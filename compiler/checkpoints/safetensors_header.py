@@ -20,7 +20,17 @@ from typing import Any, NoReturn
 import torch
 
 from ..errors import WeightError
-from .entries import Piece, StoredFile, WeightEntry, can_be_shape, check_layout, clipped, damaged, stored_bytes
+from .entries import (
+    Piece,
+    StoredFile,
+    WeightEntry,
+    can_be_shape,
+    check_layout,
+    clipped,
+    damaged,
+    opened_file,
+    stored_bytes,
+)
 
 DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -37,7 +47,7 @@ _PARTS_OF_FILE = 32
 def read_safetensors(path: Path) -> tuple[dict[str, WeightEntry], Mapping[str, Any]]:
     """The weights of one file and its metadata; raises WeightError when it is missing or damaged."""
     try:
-        with path.open("rb") as opened:
+        with opened_file(path) as opened:
             file = StoredFile.of(path, opened.fileno())
             length = _header_length(file, opened.read(8))
             header = _parse(opened.read(length))

@@ -99,10 +99,10 @@ def _numbers(missing: set[Node], exact: set[Node]) -> Numbers:
 
 def _size(node: Node, symbols: Mapping[str, int]) -> int:
     """The size that a node asks for, as the trace has it of the operand."""
-    operand, *axes = node.args
-    assert isinstance(operand, Node)
+    (operand,) = node.all_input_nodes
     sizes = [evaluate(size, symbols) for size in tensors_of(operand)[0].shape]
-    return sizes[cast("int", axes[0])] if axes else math.prod(sizes)
+    axis = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    return math.prod(sizes) if axis is None else sizes[cast("int", axis)]
 
 
 def _with_operands(nodes: Iterable[Node]) -> set[Node]:

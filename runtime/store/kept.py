@@ -7,13 +7,20 @@ keep what is in it, or when somebody changed a weight.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
 
 from ...compiler.devices.device import Device
 from ..devices.accelerator import Accelerator, Stream
 from ..devices.fork import ForkSafeLock, renew_after_fork
 from .staging import Filling
+
+if TYPE_CHECKING:
+    from .stored_weight import PartKey, StoredWeight
 
 Place = tuple[Device, int]
 """A slot: its device and its number there."""
@@ -34,6 +41,27 @@ class KeptLoad(Filling):
         self._slots, self._place = weakref.ref(slots), place
         self._readers: list[Stream] = []
         self.is_empty = False
+        self.coming: dict[tuple[StoredWeight, PartKey], torch.Tensor] = {}
+        """The memory of what is on its way, for other loads to take."""
+        renew_after_fork(self)
+
+    def renew(self) -> None:
+        """Counts as failed and empty where it is on its way, in a process that was forked: nothing there brings it."""
+        if not self._ready.is_set():
+            self.is_empty = self._has_failed = True
+            self._ready = threading.Event()  # a thread of the parent may have had its lock
+            self._ready.set()
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether all of it is on the device, or will be when the lane's stream comes to it."""
+        return self._ready.is_set() and not self._has_failed
+
+    def begin(self, fill: Callable[[], list[torch.Tensor]]) -> None:
+        """Has the lane bring them, and the slots know that it is on its way."""
+        super().begin(fill)
+        if (slots := self._slots()) is not None:
+            slots.expect(self)
 
     def empty(self) -> None:
         """Has the slot count as empty, so that the next call fills it; a call that uses it now keeps what it has."""
@@ -55,6 +83,7 @@ class KeptLoad(Filling):
 
     def _fail(self) -> None:
         self.empty()
+        self.coming.clear()
 
 
 class KeptSlots:
@@ -62,34 +91,51 @@ class KeptSlots:
 
     def __init__(self) -> None:
         self._lock = ForkSafeLock()
+        self._noting = ForkSafeLock()  # within any other, for ``leave`` is called by whoever holds the store's
         self.renew()
         renew_after_fork(self)
 
     def renew(self) -> None:
         """Forgets what fills them, in a process that was forked: nothing there brings it."""
         self._filled: dict[Place, KeptLoad] = {}
+        self._begun: weakref.WeakSet[KeptLoad] = weakref.WeakSet()  # the lane has them while they are on their way
 
     def is_filled(self, place: Place) -> bool:
         """Whether there is something in a slot, or on its way there."""
-        return place in self._filled
+        return self._found(place) is not None
+
+    def _found(self, place: Place) -> KeptLoad | None:
+        found = self._filled.get(place)
+        return None if found is None or found.is_empty else found
 
     def start(self, place: Place, begin: Callable[[], KeptLoad]) -> KeptLoad:
         """What fills a slot; where that is empty, it is begun."""
-        found = self._filled.get(place)
+        found = self._found(place)
         if found is not None:
             return found
         with self._lock:
-            found = self._filled.get(place)
+            found = self._found(place)
             if found is None:
                 found = begin()
-                if not found.is_empty:
-                    self._filled[place] = found
+                self._note(place, found)
             return found
+
+    def expect(self, load: KeptLoad) -> None:
+        """Has `settle` wait for a load, also where it is emptied on its way."""
+        with self._noting:
+            self._begun.add(load)
+
+    def _note(self, place: Place, load: KeptLoad) -> None:
+        with self._noting:
+            self._filled[place] = load
+        if load.is_empty:  # since before it was noted, so that nobody could have it leave
+            self.leave(place, load)
 
     def leave(self, place: Place, load: KeptLoad) -> None:
         """Forgets what filled a slot."""
-        if self._filled.get(place) is load:
-            self._filled.pop(place, None)
+        with self._noting:
+            if self._filled.get(place) is load:
+                self._filled.pop(place, None)
 
     def clear(self) -> None:
         """Has all of them be empty."""
@@ -98,5 +144,7 @@ class KeptSlots:
 
     def settle(self) -> None:
         """Blocks the host until nothing is on its way into any of them."""
-        for load in list(self._filled.values()):
+        with self._noting:
+            begun = list(self._begun)
+        for load in begun:
             load.settle()

@@ -235,24 +235,39 @@ class ProgramWeights(WeightSource):
             found = [(self._stored(weight), weight) for weight in weights]
             for one, weight in found:
                 self._check_whole(one, weight)
-            sources = [self._source_of(one, weight, there.device) for one, weight in found]
             load = KeptLoad(there, what, self._slots, place)
+            sources = [self._source_of(load, one, weight, there.device) for one, weight in found]
             for one, _ in found:
                 one.slots.add(load)
-        load.begin(partial(self._brought, load, found, sources, there.device))
+            # in the order of the lane, so that what another load has coming is there when this one is filled
+            load.begin(partial(self._brought, load, found, sources, there.device))
         return load
 
-    def _source_of(self, one: StoredWeight, weight: Weight, device: torch.device) -> Callable[[], torch.Tensor]:
+    def _source_of(
+        self, load: KeptLoad, one: StoredWeight, weight: Weight, device: torch.device
+    ) -> Callable[[], torch.Tensor]:
         """Gives a weight on a device, which is brought by then: a slot has it already, or there is memory for it."""
-        known = one.tensor if weight.is_number else one.staged.get((weight.which, weight.quant, device))
-        if known is not None:
+        if weight.is_number:
+            one.check(weight)
+            return one.tensor.detach
+        key = weight.which, weight.quant, device
+        if (known := one.staged.get(key)) is not None:
             return known.detach
+        if (coming := one.coming(key)) is not None:
+            other, load.coming[one, key] = coming
+            return partial(self._taken, other, one, weight, load.coming[one, key])
 
         make = partial(fetched_weight, one, weight, device, partial(_made, one, weight, device))
         if device == HOST or (one.borrowed and one.is_on(device)):  # most are views, and take no memory
             return partial(self._landed, one, weight, device, lambda *_: make())
-        made = make()
+        made = load.coming[one, key] = make()
         return partial(self._landed, one, weight, device, lambda *_: made)
+
+    def _taken(self, other: KeptLoad, one: StoredWeight, weight: Weight, memory: torch.Tensor) -> torch.Tensor:
+        """A weight in memory that another load has filled before on the lane; where that failed, it is filled here."""
+        if not other.has_arrived:
+            self.store.land(one, weight, memory)
+        return memory.detach()
 
     def _brought(
         self,
@@ -267,6 +282,7 @@ class ProgramWeights(WeightSource):
         finally:
             sources.clear()  # which an error's traceback keeps, and they have the memory
         with self.store.lock:
+            load.coming.clear()
             for (one, weight), tensor in zip(found, tensors, strict=True) if not load.is_empty else ():
                 if not weight.is_number:
                     one.staged[weight.which, weight.quant, device] = tensor
@@ -422,10 +438,11 @@ def _within(memory: torch.Tensor, start: int, one: StoredWeight, weight: Weight)
 
 
 def _strides(one: StoredWeight, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The strides of a whole weight that is not contiguous at rest."""
-    if one.tensor.is_contiguous() or tuple(one.tensor.shape) != shape:
+    """The strides of a whole weight at rest, where they are not the default: of dimensions of one, too."""
+    if tuple(one.tensor.shape) != shape:
         return None
-    return torch.empty_like(one.tensor, device="meta").stride()
+    strides = torch.empty_like(one.tensor, device="meta").stride()
+    return None if strides == torch.empty(shape, device="meta").stride() else strides
 
 
 def _borrowed(tensors: Mapping[str, torch.Tensor], program: Program) -> dict[str, StoredWeight]:

@@ -427,7 +427,10 @@ class Store:
             if one.is_here:
                 return one.tensor.detach() if one.is_on(device) and not (weight.which or weight.quant) else None
             origin = one.origin if one.tensor.is_contiguous() else None
-        return origin.bring_view(weight) if isinstance(origin, FileOrigin) else None
+        view = origin.bring_view(weight) if isinstance(origin, FileOrigin) else None
+        if view is None or view.shape != one.tensor.shape:
+            return view
+        return view.as_strided(view.shape, one.tensor.stride())  # of dimensions of one, which kernels look at
 
     def stay(self, one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor:
         """What a program keeps on a device of a weight that rests elsewhere; made once, a copy like others."""

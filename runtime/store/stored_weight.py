@@ -258,6 +258,14 @@ class StoredWeight:
         kept = (part for part, _, there in (*self.parts, *self.staged) if there == device)
         return any(part is None or weight.which is None or part.overlaps(weight.which) for part in kept)
 
+    def coming(self, key: PartKey) -> tuple[KeptLoad, torch.Tensor] | None:
+        """The load that has some of it on its way into a slot, and the memory for that."""
+        for load in list(self.slots):
+            memory = load.coming.get((self, key))
+            if memory is not None and not load.is_empty:
+                return load, memory
+        return None
+
     def leave_slots(self, but: Collection[tuple[Part | None, torch.device]] = ()) -> None:
         """Lets go of what slots have of it that are filled once, but for some parts on devices; they are empty then."""
         stays = {key: data for key, data in self.staged.items() if (key[0], key[2]) in but}

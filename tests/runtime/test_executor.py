@@ -14,6 +14,7 @@ from torch import nn
 
 import dovetail
 from dovetail.runtime import sim
+from dovetail.runtime.executor import Executor
 
 
 class Layers(nn.Module):
@@ -94,6 +95,32 @@ def test_one_compiled_module_answers_several_threads_at_once() -> None:
         thread.join()
     with torch.no_grad():
         assert all(torch.equal(found[index], module(inputs[index])) for index in range(8))
+
+
+@pytest.mark.parametrize("rests", [None, "cpu"])
+def test_a_first_call_returns_its_result_where_another_thread_unloads_meanwhile(
+    rests: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class WithWeight(Layers):
+        def forward(self, x: torch.Tensor) -> Any:
+            return super().forward(x), self.layers[0].weight
+
+    module, settle = WithWeight().eval(), Executor._settle
+    compiled = dovetail.compile(module, (X,), backend="sim0", params_backend=rests)
+
+    def settled(executor: Executor, *found: Any) -> None:
+        thread = threading.Thread(target=compiled.unload)
+        thread.start()
+        thread.join()
+        settle(executor, *found)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Executor, "_settle", settled)
+        results = [compiled(X)]
+    assert not compiled._is_bound
+    results += [compiled(X), compiled(X)]
+    for found in results:
+        assert all(torch.equal(one, other) for one, other in zip(found, module(X), strict=True))
 
 
 def test_names_of_a_model_do_not_collide_with_those_of_the_listing() -> None:

@@ -196,10 +196,19 @@ def test_a_file_that_is_written_to_meanwhile_is_refused(tmp_path: Path, monkeypa
         FileIdentity.of(stored)
 
 
-@pytest.mark.parametrize("name", ["nothing", "folder"])
+@pytest.mark.parametrize("name", ["nothing", "folder", "pipe"])
 def test_what_is_no_file_is_one_clear_error(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")  # to which nobody writes
     with pytest.raises(WeightError, match=f"{name} cannot be read: .*: name a file of weights that is there"):
         known(tmp_path / name)
     with pytest.raises(WeightError, match=f"{name} cannot be read"):
         FileIdentity.of(StoredFile(tmp_path / name, 0, 0))
+    with pytest.raises(WeightError, match=f"{name} (cannot be read|is missing)"):
+        WeightIndex.of_file(tmp_path / name)
+
+
+def test_a_path_that_no_file_can_have_is_one_clear_error(tmp_path: Path) -> None:
+    for read in (StoredFile.at, WeightIndex.of_file):
+        with pytest.raises(WeightError, match=r"a\\x00b cannot be read: .* null byte.*: name a file of weights"):
+            read(tmp_path / "a\0b")

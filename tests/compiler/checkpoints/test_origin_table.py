@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,18 @@ def test_a_file_that_has_changed_is_in_no_table(tmp_path: Path) -> None:
         OriginTable.of({"w": (entry, ())})
 
 
+def test_a_file_whose_name_is_no_text_is_in_a_table_by_an_escaped_one(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"n\xff.safetensors")
+    write_safetensors(path, {"w": torch.ones(2)})
+    table = OriginTable.of({"w": (WeightIndex.of_file(path)["w"], ())})
+    assert [file.name for file in table.files] == ["n\\xff.safetensors"]
+    assert OriginTable.of_json(table.to_json()) == table
+    assert table.located([path])["w"][0].pieces[0].file.path == path
+    write_safetensors(path, {"w": torch.ones(3)})
+    with pytest.raises(WeightError, match=r"has .* bytes and is another file"):
+        table.located([path])
+
+
 LIES: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "another format": (("format",), "dovetail plan", "format"),
     "another version": (("version",), 2, "version"),
@@ -133,6 +146,16 @@ LIES: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "many sizes": (("weights", "w", "shape"), [1] * 65, "no tensor has the shape"),
     "another shape": (("weights", "w", "shape"), [3, 5], "its pieces have 48 bytes, where float32[3, 5] has 60"),
     "half a block": (("weights", "q", "shape"), [4, 33], "no whole number of Q8_0 blocks"),
+    "no row of a packed type": (
+        ("weights", "q"),
+        {"dtype": "uint8", "shape": [], "quant": "Q8_0", "pieces": [[1, 8, 9]]},
+        "a row of Q8_0[] has no block",
+    ),
+    "no block": (
+        ("weights", "q"),
+        {"dtype": "uint8", "shape": [0], "quant": "Q8_0", "pieces": []},
+        "a row of Q8_0[0] has no block",
+    ),
     "no dtype": (("weights", "w", "dtype"), "__class__", "there is no type __class__"),
     "another type": (("weights", "q", "quant"), "Q9", "there is no type Q9"),
     "a type read as another": (("weights", "h", "dtype"), "bfloat16", "F16 is not read as bfloat16"),

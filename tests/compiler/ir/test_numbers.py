@@ -152,6 +152,18 @@ def test_the_numbers_that_cross_in_real_models_follow_from_the_sizes_of_their_in
     check_computed(program, program.symbols)
 
 
+def test_a_size_is_that_of_the_axis_that_is_named_by_keyword() -> None:
+    program = lowered(Sizes().eval(), {"x": torch.ones(6, 8), "y": torch.ones(9, 8)})
+    asking = [node for node in program.ops() if node.target is torch.ops.aten.sym_size.int]
+    before = numbers_at(asking, program.symbols)
+    for node in asking:
+        node.args, node.kwargs = (), {"dim": node.args[1], "self": node.args[0]}
+    assert numbers_at(asking, program.symbols) == before
+    for node in asking:
+        node.args, node.kwargs = (node.kwargs["self"],), {"dim": node.kwargs["dim"]}
+    assert numbers_at(asking, program.symbols) == before
+
+
 def test_what_is_read_out_of_a_tensor_has_to_be_sent_to_each_process_that_reads_it() -> None:
     program = small(ReadsOut)
     found = needed(program)

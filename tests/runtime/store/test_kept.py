@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,20 +20,23 @@ from safetensors.torch import save_file
 from torch import nn
 
 import dovetail
+from dovetail.compiler.checkpoints.index import WeightIndex
 from dovetail.compiler.devices.device import Device
 from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.errors import DoesNotFitError, WeightError
 from dovetail.compiler.ir.schedule import Lifetime, Load
+from dovetail.compiler.ir.staging import offsets
 from dovetail.compiler.ir.weight import Weight
 from dovetail.compiler.spec.residency import Residency
 from dovetail.runtime import sim
-from dovetail.runtime.devices.accelerator import SimAccelerator, accelerator_of
+from dovetail.runtime.devices.accelerator import SimAccelerator, accelerator_of, has_memory
 from dovetail.runtime.failures import let_go
-from dovetail.runtime.store.kept import KeptLoad
+from dovetail.runtime.store.kept import KeptLoad, Place
+from dovetail.runtime.store.origins import origins_of
 from dovetail.runtime.store.program_weights import ProgramWeights
 from dovetail.runtime.store.staging import Staging
 from dovetail.runtime.store.store import Store
-from dovetail.runtime.store.stored_weight import StoredWeight
+from dovetail.runtime.store.stored_weight import Numbers, StoredWeight
 
 pytestmark = pytest.mark.usefixtures("sim_devices")
 sim.enable()
@@ -209,9 +214,10 @@ def test_a_slot_is_empty_when_a_weight_in_it_was_changed(change: str, is_filled:
 class Shared:
     """Weights of a component in host memory, which several programs read; no sizes have the same sum."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, given: int | Sequence[torch.Tensor]) -> None:
         self.store, self.staging, self.device = Store(), Staging(), sim0()
-        tensors = [nn.Parameter(torch.full((2**index, 4), float(index)), False) for index in range(number)]
+        numbered = [torch.full((2**index, 4), float(index)) for index in range(given if isinstance(given, int) else 0)]
+        tensors = [nn.Parameter(one, False) for one in (numbered if isinstance(given, int) else given)]
         self.weights = [
             Weight(f"w{index}", "parameter", tuple(one.shape), one.dtype, frozen=True)
             for index, one in enumerate(tensors)
@@ -313,3 +319,161 @@ def test_on_the_host_a_slot_has_the_weight_itself_and_takes_no_memory() -> None:
     component.stored[1].residency = Residency.DISK  # though it lies in no file
     tensors = give.keep(component.weights, host, 0).wait()
     assert [one.data_ptr() for one in tensors] == [one.tensor.data_ptr() for one in component.stored]
+
+
+@st.composite
+def laid_out(draw: st.DrawFn) -> torch.Tensor:
+    """A tensor with its dimensions in any order in memory, many of them of one, and perhaps cut out of another."""
+    sizes = draw(st.lists(st.sampled_from([1, 1, 2, 3]), max_size=5))
+    order = draw(st.permutations(range(len(sizes))))
+    within = [size + draw(st.integers(0, 1)) for size in sizes]
+    whole = torch.randn(within).permute(order)
+    return whole[tuple(slice(sizes[axis]) for axis in order)]
+
+
+@given(st.lists(laid_out(), min_size=1, max_size=4))
+def test_weights_that_come_have_the_strides_of_copies_also_of_dimensions_of_one(tensors: list[torch.Tensor]) -> None:
+    component = Shared(tensors)
+    give, wanted = component.program([range(len(tensors))]), [torch.empty_like(one).stride() for one in tensors]
+    kept = give.keep(component.weights, component.device, 0).wait()
+    assert [one.stride() for one in kept] == wanted
+    with give.call({component.device: [offsets(component.weights)[1]]}):
+        load = give.stage(component.weights, component.device, 0)
+        staged = load.wait()
+        assert [one.stride() for one in staged] == wanted
+        assert all(torch.equal((one + 0).cpu(), tensor) for one, tensor in zip(staged, tensors, strict=True))
+        load.release()
+    assert all(torch.equal((one + 0).cpu(), tensor) for one, tensor in zip(kept, tensors, strict=True))
+
+
+class EmptiedFirst(dict[Place, KeptLoad]):
+    """Has each load be empty just before it is noted, as the lane or another thread may."""
+
+    def __setitem__(self, place: Place, load: KeptLoad) -> None:
+        load.empty()
+        super().__setitem__(place, load)
+
+
+def test_a_load_that_is_emptied_before_it_is_noted_fills_no_slot() -> None:
+    component = Shared(2)
+    give = component.program([[0, 1]])
+    give._slots._filled = EmptiedFirst()
+    first = give.keep(component.weights, component.device, 0)
+    assert not give.is_filled(component.device, 0)
+    give._slots._filled = {}
+    again = give.keep(component.weights, component.device, 0)
+    assert again is not first
+    give._slots._filled[component.device, 0] = first
+    assert not give.is_filled(component.device, 0)
+    assert give.keep(component.weights, component.device, 0) is not first
+    give._slots._filled[component.device, 0] = again
+    give._slots.leave((component.device, 0), first)
+    assert give.is_filled(component.device, 0)
+
+
+class Held:
+    """Holds the lane before it fills what is on its way, and has it fail so many times then."""
+
+    def __init__(self, store: Store, failures: int = 0) -> None:
+        self._go, self._failures, self._land = threading.Event(), failures, store.land
+        store.land = self  # type: ignore[method-assign, assignment]
+
+    def __call__(self, *args: Any) -> None:
+        self._go.wait(20)  # no longer, for other tests need the lane
+        self._failures -= 1
+        if self._failures >= 0:
+            raise OSError
+        self._land(*args)
+
+    def go(self) -> None:
+        """Has the lane go on."""
+        self._go.set()
+
+
+@pytest.mark.parametrize("what", ["is filled", "fails", "is emptied"])
+def test_what_is_on_its_way_is_not_brought_again_for_another_program(what: str) -> None:
+    component = Shared(3)
+    first, second = component.program([[0, 1]]), component.program([[1, 2]])
+    start, sent = sim.stats(0).in_use, sim.stats(0).bytes_in
+    held = Held(component.store, failures=what == "fails")
+    loads = [give.keep(component.weights[at : at + 2], component.device, 0) for at, give in enumerate((first, second))]
+    assert sim.stats(0).in_use - start == sum(one.nbytes for one in component.weights)
+    if what == "is emptied":
+        component.store.release(component.stored[:1])
+    held.go()
+    assert [float(one.cpu().unique()) for one in loads[1].wait()] == [1.0, 2.0]
+    assert first.is_filled(component.device, 0) is (what == "is filled")
+    assert second.is_filled(component.device, 0)
+    if what != "fails":
+        tensors = loads[0].wait() + loads[1].wait()
+        assert tensors[1].data_ptr() == tensors[2].data_ptr()
+        assert sim.stats(0).bytes_in - sent == sum(one.nbytes for one in component.weights)
+        del tensors
+    del loads
+    component.store.release(component.stored)
+    assert sim.stats(0).in_use == start
+
+
+def test_what_was_on_its_way_before_it_was_changed_is_brought_again() -> None:
+    component = Shared(1)
+    first, second = component.program([[0]]), component.program([[0]])
+    held = Held(component.store)
+    first.keep(component.weights, component.device, 0)
+    component.store.exchange(component.stored[0], nn.Parameter(torch.full((1, 4), 9.0), False))
+    load = second.keep(component.weights, component.device, 0)
+    held.go()
+    assert load.wait()[0].cpu().unique().tolist() == [9.0]
+
+
+def test_a_forked_process_brings_what_was_on_its_way() -> None:
+    component = Shared(1)
+    first, second = component.program([[0]]), component.program([[0]])
+    land, held = component.store.land, Held(component.store)
+    load = first.keep(component.weights, component.device, 0)
+    child = os.fork()
+    if not child:
+        signal.alarm(30)  # where it waits for ever
+        component.store.land = land  # type: ignore[method-assign]
+        found = [give.keep(component.weights, component.device, 0).wait()[0].cpu() for give in (second, first)]
+        os._exit(not all(torch.equal(one, component.stored[0].tensor) for one in found))
+    assert os.waitpid(child, 0)[1] == 0
+    held.go()
+    assert torch.equal(load.wait()[0].cpu(), component.stored[0].tensor)
+
+
+def test_a_call_that_fails_waits_for_what_was_emptied_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    component = Shared(1)
+    give, held, settle = component.program([[0]]), Held(component.store), KeptLoad.settle
+    monkeypatch.setattr(KeptLoad, "settle", lambda load: (held.go(), settle(load)))
+    with pytest.raises(ValueError, match="of the call"), give.call({}):
+        load = give.keep(component.weights, component.device, 0)
+        component.store.release(component.stored)
+        raise ValueError("of the call")
+    has_arrived = load._ready.is_set()
+    held.go()
+    assert has_arrived
+
+
+def test_a_number_of_an_adapter_is_held_against_what_was_traced() -> None:
+    component = Shared(1)
+    give = component.program([[0]])
+    component.weights.append(Weight("scale", "adapter", (), torch.float64))
+    for wrong in (torch.tensor(0.5), torch.ones(3, dtype=torch.float64)):
+        give.adapters.exchange({"scale": wrong})
+        with pytest.raises(WeightError, match=r"weight scale is .*, but the program was traced with torch.float64\[\]"):
+            give.keep(component.weights, component.device, 0)
+    give.adapters.exchange({"scale": torch.tensor(0.5, dtype=torch.float64)})
+    assert give.keep(component.weights, component.device, 0).wait()[1].item() == 0.5
+
+
+def test_a_view_of_a_file_has_the_strides_of_dimensions_of_one(tmp_path: Path) -> None:
+    tensor = torch.randn(4, 4, 1, 1).as_strided((4, 4, 1, 1), (4, 1, 4, 4))
+    save_file({"w0": tensor}, tmp_path / "m.safetensors")
+    origin = origins_of(WeightIndex.of_file(tmp_path / "m.safetensors"))["w0"]
+    component = Shared([torch.empty_like(tensor, device="meta")])
+    component.stored[0] = replace(component.stored[0], numbers=Numbers(origin=origin), residency=Residency.DISK)
+    (host,) = Rig.parse("cpu=1GiB").devices
+    (found,) = component.program([[0]]).keep(component.weights, host, 0).wait()
+    assert found.stride() == tensor.stride()
+    assert torch.equal(found, tensor)
+    assert not has_memory(found)
