@@ -441,8 +441,20 @@ def _strides(one: StoredWeight, shape: tuple[int, ...]) -> tuple[int, ...] | Non
     """The strides of a whole weight at rest, where they are not the default: of dimensions of one, too."""
     if tuple(one.tensor.shape) != shape:
         return None
-    strides = torch.empty_like(one.tensor, device="meta").stride()
+    strides = one.tensor.stride()
+    if not _is_dense(shape, strides):  # asked of a stand-in, for another stream may write the tensor
+        strides = torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()
     return None if strides == torch.empty(shape, device="meta").stride() else strides
+
+
+def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a tensor fills the memory that it lies in, in some order of dimensions, which a copy keeps."""
+    expected = 1
+    for step, size in sorted((step, size) for size, step in zip(shape, strides, strict=True) if size != 1):
+        if step != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _borrowed(tensors: Mapping[str, torch.Tensor], program: Program) -> dict[str, StoredWeight]:
