@@ -32,6 +32,7 @@ from dovetail.runtime import sim
 from dovetail.runtime.devices.accelerator import SimAccelerator, accelerator_of, has_memory
 from dovetail.runtime.failures import let_go
 from dovetail.runtime.store.kept import KeptLoad, Place
+from dovetail.runtime.store.lane import lane_of
 from dovetail.runtime.store.origins import origins_of
 from dovetail.runtime.store.program_weights import ProgramWeights
 from dovetail.runtime.store.staging import Staging
@@ -394,6 +395,9 @@ class Held:
 def test_what_is_on_its_way_is_not_brought_again_for_another_program(what: str) -> None:
     component = Shared(3)
     first, second = component.program([[0, 1]]), component.program([[1, 2]])
+    idle = threading.Event()
+    lane_of(component.device.torch).submit(idle.set)
+    assert idle.wait(10), "what other tests have left on the lane"
     start, sent = sim.stats(0).in_use, sim.stats(0).bytes_in
     held = Held(component.store, failures=what == "fails")
     loads = [give.keep(component.weights[at : at + 2], component.device, 0) for at, give in enumerate((first, second))]
