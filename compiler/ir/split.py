@@ -33,7 +33,7 @@ def share_of(node: Node, device: Device) -> float:
     """The share of a node's work that a device has: all of it where each device has the whole result."""
     state, group = state_of(node), placement_of(node).group
     if isinstance(state, Split):
-        return state.length(group.index(device)) / max(1, state.size)
+        return state.share(group.index(device))
     return 1 / len(group) if state == PARTIAL else 1.0
 
 

@@ -48,6 +48,10 @@ class Split:
         """How many elements along the axis a device has."""
         return sum(stop - start for start, stop in self.ranges(member))
 
+    def share(self, member: int) -> float:
+        """The part of the axis that a device has."""
+        return self.length(member) / max(1, self.size)
+
     def covers(self, members: int, size: int | str) -> bool:
         """Whether it gives each of so many devices a range of every segment, and an axis of such a size is covered."""
         together = tuple(bounds for segment in self.segments for bounds in segment)

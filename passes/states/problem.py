@@ -275,7 +275,7 @@ def _nbytes(node: Node) -> int:
 
 def _share(state: State, member: int) -> float:
     """The part of a tensor that a device has."""
-    return state.length(member) / max(1, state.size) if isinstance(state, Split) else 1.0
+    return state.share(member) if isinstance(state, Split) else 1.0
 
 
 def _work(way: Strategy, member: int) -> float:

@@ -22,7 +22,7 @@ from ...compiler.ir.program import HERE, Program, place_node, state_of, tensors_
 from ...compiler.ir.slices import bounds_of
 from ...compiler.ir.split import is_shared
 from ...compiler.ir.state import PARTIAL, WHOLE, Split, State
-from ...compiler.ir.value import TensorType, Value, filled_stride
+from ...compiler.ir.value import TensorType, Value, filled_stride, flat
 from ...compiler.states.parts import members, terms_meet
 from ...compiler.states.strategy import Strategy, strategy
 from ...compiler.states.table import rule_of, tells_all
@@ -61,16 +61,15 @@ class _Sharing:
     def take(self, node: Node, choose: Choose) -> None:
         """Places an operation, and has it read its operands in the states that it takes."""
         self.before[node] = value_of(node)
+        chosen = strategy([WHOLE] * len(tensors_of(node)), {})
         if self._is_alone(node):
             place_node(node, group=self.group[:1])
-            chosen = strategy([WHOLE] * len(tensors_of(node)), {})
         elif _is_item(node):
             self._place_item(node)
             return
         else:
             given = choose(node)
-            is_given = given is not None and self._is_possible(node, given)
-            chosen = given if given and is_given else strategy([WHOLE] * len(tensors_of(node)), {})
+            chosen = given if given and self._is_possible(node, given) else chosen
             states = () if set(chosen.results) <= {WHOLE} else tuple((one,) for one in chosen.results)
             base = base_of(node)
             is_beside = base is not None and not is_shared(base) and not states  # a view is where it is
@@ -162,22 +161,16 @@ class _Sharing:
 
     def _lay(self, node: Node) -> None:
         """Notes in which memory a result lies now that lay in that of an operand, which may be another one."""
-        base = base_of(node, lambda one: {tensor.storage for tensor in _flat(self.before.get(one, value_of(one)))})
+        base = base_of(node, lambda one: {tensor.storage for tensor in flat(self.before.get(one, value_of(one)))})
         if base is None:
             return
-        old = [tensor.storage for tensor in _flat(self.before.get(base, value_of(base)))]
+        old = [tensor.storage for tensor in flat(self.before.get(base, value_of(base)))]
         moved = dict(zip(old, [tensor.storage for tensor in tensors_of(base)], strict=True))
         node.meta["value"] = _laid(value_of(node), moved)
 
 
 def _is_item(node: Node) -> bool:
     return not isinstance(node.target, torch._ops.OpOverload) and bool(tensors_of(node))
-
-
-def _flat(value: Value) -> tuple[TensorType, ...]:
-    if isinstance(value, TensorType):
-        return (value,)
-    return tuple(tensor for one in value or () for tensor in _flat(one))
 
 
 def _laid(value: Value, moved: Mapping[int, int]) -> Value:
