@@ -23,6 +23,7 @@ from ...compiler.spec.residency import Residency
 from ...compiler.states.parts import pieces
 from ..devices.accelerator import accelerator_of
 from .adapter_weights import AdapterWeights
+from .at_rest import memory_for, place_in
 from .fetching import fetched_weight
 from .kept import KeptLoad, KeptSlots, Place
 from .origin import HOST, FileOrigin, Origin
@@ -210,7 +211,7 @@ class ProgramWeights(WeightSource):
                 self._check_whole(one, weight)
 
         def fill(memory: torch.Tensor) -> list[torch.Tensor]:
-            places = [partial(_within, memory, start) for start in offsets(weights)[0]]
+            places = [partial(place_in, memory, start) for start in offsets(weights)[0]]
             landed = [self._landed(*one, memory.device, place) for one, place in zip(found, places, strict=True)]
             return list(map(self._as_read, weights, landed))
 
@@ -257,7 +258,7 @@ class ProgramWeights(WeightSource):
             other, load.coming[one, key] = coming
             return partial(self._taken, other, one, weight, load.coming[one, key])
 
-        make = partial(fetched_weight, one, weight, device, partial(_made, one, weight, device))
+        make = partial(fetched_weight, one, weight, device, partial(memory_for, one, weight, device))
         if device == HOST or (one.borrowed and one.is_on(device)):  # most are views, and take no memory
             return partial(self._landed, one, weight, device, lambda *_: make())
         made = load.coming[one, key] = make()
@@ -416,45 +417,6 @@ class ProgramWeights(WeightSource):
         """Whether the module's own tensor requires a gradient now; as when it was traced, where it is another's."""
         one = None if weight.kind != "parameter" or weight.quant else self._stored(weight)
         return weight.requires_grad if one is None or one.borrowed else one.tensor.requires_grad
-
-
-def _made(one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor:
-    """Memory for a weight on a device, with the strides that it has at rest."""
-    shape, dtype = weight.stored
-    strides = _strides(one, shape)
-    return (
-        torch.empty(shape, dtype=dtype, device=device)
-        if strides is None
-        else torch.empty_strided(shape, strides, dtype=dtype, device=device)
-    )
-
-
-def _within(memory: torch.Tensor, start: int, one: StoredWeight, weight: Weight) -> torch.Tensor:
-    """The memory for a weight that begins at a byte of a slot, with the strides that it has at rest."""
-    shape, dtype = weight.stored
-    place = memory[start : start + weight.nbytes].view(dtype).view(shape)
-    strides = _strides(one, shape)
-    return place if strides is None else place.as_strided(shape, strides)
-
-
-def _strides(one: StoredWeight, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The strides of a whole weight at rest, where they are not the default: of dimensions of one, too."""
-    if tuple(one.tensor.shape) != shape:
-        return None
-    strides = one.tensor.stride()
-    if not _is_dense(shape, strides):  # asked of a stand-in, for another stream may write the tensor
-        strides = torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()
-    return None if strides == torch.empty(shape, device="meta").stride() else strides
-
-
-def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether a tensor fills the memory that it lies in, in some order of dimensions, which a copy keeps."""
-    expected = 1
-    for step, size in sorted((step, size) for size, step in zip(shape, strides, strict=True) if size != 1):
-        if step != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _borrowed(tensors: Mapping[str, torch.Tensor], program: Program) -> dict[str, StoredWeight]:
