@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -55,12 +56,17 @@ class _Stretch(NamedTuple):
     at: int
 
 
-def landings(source: State, target: State, sender: int, receiver: int) -> Iterator[Landing]:
+@lru_cache(maxsize=1 << 14)
+def landings(source: State, target: State, sender: int, receiver: int) -> tuple[Landing, ...]:
     """What one device of a group sends another where a value that is whole or split becomes another such state.
 
     Devices are given by their numbers in the groups of both states, which are one group where both are split. What all
     devices of a split value send one has every element once; of one that is whole, what any of them sends has.
     """
+    return tuple(_landings(source, target, sender, receiver))
+
+
+def _landings(source: State, target: State, sender: int, receiver: int) -> Iterator[Landing]:
     if not isinstance(source, Split):
         if isinstance(target, Split):
             for one in _stretches(target, receiver):

@@ -115,7 +115,7 @@ def landings_of(transfer: Node, source: Device, target: Device) -> tuple[Landing
         return ()
     if not split_of(value) and source != (target if target in senders_of else senders_of[0]):
         return ()
-    return tuple(landings(*states, senders_of.index(source), group.index(target)))
+    return landings(*states, senders_of.index(source), group.index(target))
 
 
 def is_packed(node: Node, device: Device, taken: Box) -> bool:

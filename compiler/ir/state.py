@@ -7,6 +7,7 @@ result. Nothing but a node that is there for it changes what devices have.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 from .slices import Bounds, cover
@@ -22,7 +23,7 @@ class Whole:
         return "whole"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Split:
     """Each device has some of an axis: one range of each segment, in the group's order; a range may be empty.
 
@@ -41,12 +42,19 @@ class Split:
 
     def ranges(self, member: int) -> tuple[Range, ...]:
         """Which elements along the axis a device of the group has, by its number: ranges that are not empty."""
-        mine = (bounds[member] for bounds in self.segments)
-        return tuple((start, stop) for start, stop in mine if start < stop)
+        return self._ranges[member]
+
+    @cached_property
+    def _ranges(self) -> tuple[tuple[Range, ...], ...]:
+        return tuple(tuple(one for one in mine if one[0] < one[1]) for mine in zip(*self.segments, strict=True))
 
     def length(self, member: int) -> int:
         """How many elements along the axis a device has."""
-        return sum(stop - start for start, stop in self.ranges(member))
+        return self._lengths[member]
+
+    @cached_property
+    def _lengths(self) -> tuple[int, ...]:
+        return tuple(sum(stop - start for start, stop in mine) for mine in self._ranges)
 
     def share(self, member: int) -> float:
         """The part of the axis that a device has."""
@@ -60,6 +68,13 @@ class Split:
     def __str__(self) -> str:
         each = ", ".join(f"[{', '.join(f'{start}:{stop}' for start, stop in one)}]" for one in self.segments)
         return f"split {self.axis} {each}"
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.axis, self.segments))
 
 
 @dataclass(frozen=True, slots=True)

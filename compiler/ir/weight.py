@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import torch
@@ -36,6 +36,7 @@ class Weight:
     frozen: bool = False
     quant: str = ""
     which: Part | None = None
+    _parts: dict[object, Weight] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def stored(self) -> tuple[tuple[int, ...], torch.dtype]:
@@ -92,6 +93,12 @@ class Weight:
         That they do not reach beyond the weight is for the verifier to say, and for who reads it. Raises WeightError
         for other axes than it has, for a part of a part along another axis, and for what cuts blocks of a packed one.
         """
+        key = axis, *ranges
+        if key not in self._parts:  # passes ask for the same ones again and again
+            self._parts[key] = self._part(axis, ranges)
+        return self._parts[key]
+
+    def _part(self, axis: int, ranges: Sequence[Range]) -> Weight:
         self._check_part(axis, ranges)
         which = self.which.part(ranges) if self.which else Part(axis, merged(ranges))
         return replace(self, name=f"{self.whole}{which}", shape=which.shape(self.shape), which=which)

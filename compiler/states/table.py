@@ -94,16 +94,16 @@ def strategy_of(node: Node) -> Strategy | None:
     None where no rule has it so.
     """
     results = states_of(node)
-    given = {one: state_of(one) for one in node.all_input_nodes if tensors_of(one) and not weight_name(one)}
     if node.target is operator.getitem:
         several, at = node.args
         assert isinstance(several, Node)
         assert isinstance(at, int)
         return Strategy(results, {}) if results == states_of(several)[at : at + 1] else None
-    kinds = tuple(value_of(one) for one in (node, *node.all_input_nodes))
-    key = node.target, node.args, node.kwargs, results, given, kinds
+    said = tuple((one.meta.get("placement"), value_of(one)) for one in (node, *node.all_input_nodes))
+    key = node.target, node.args, node.kwargs, said
     known = vars(node.graph).setdefault(_FOUND, {})  # which goes with the graph; passes ask again and again
     if node not in known or known[node][0] != key:
+        given = {one: state_of(one) for one in node.all_input_nodes if tensors_of(one) and not weight_name(one)}
         known[node] = key, _found(node, results, given)
     found: Strategy | None = known[node][1]
     return found
