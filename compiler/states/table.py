@@ -42,6 +42,8 @@ _RULES: Mapping[str, Rule] = {
     _ATTENTION: attention.RULE,
     **dict.fromkeys(("layer_norm", "rms_norm"), norms.LAYER),
     "group_norm": norms.GROUP,
+    **dict.fromkeys(("group_means", "group_variances"), norms.STATISTICS),
+    "group_norm_by": norms.BY_STATISTICS,
     "batch_norm": norms.BATCH,
     **dict.fromkeys(convolutions.NAMES, convolutions.CONVOLUTION),
     **dict.fromkeys(resampling.PADDING, resampling.PAD),
