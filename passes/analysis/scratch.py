@@ -12,7 +12,7 @@ from ...compiler.devices.device import Device
 from ...compiler.ir import ops as _ops  # noqa: F401  (registers the operations named below)
 from ...compiler.ir.aliasing import overwrites
 from ...compiler.ir.layouts import is_settled
-from ...compiler.ir.ops import GROUP_NORM_BY, GROUP_VARIANCES, SUM_TERMS
+from ...compiler.ir.ops import SUM_TERMS
 from ...compiler.ir.program import Program, tensors_of, weight_name
 from ...compiler.ir.split import type_on
 from ...compiler.ir.value import TensorType, flat
@@ -37,10 +37,6 @@ def scratch_bytes(program: Program, node: Node, device: Device) -> int:
         return _unpacked(program, node, device)
     if node.target is SUM_TERMS:
         return _wide_sum(node, device)
-    if node.target is GROUP_VARIANCES:  # means of what the device has
-        return sum(one.nbytes for one in flat(type_on(node, device)))
-    if node.target is GROUP_NORM_BY:
-        return _of_channels(node, device)
     return _attention(node) if node.target is _ATTENTION and device.is_host else 0
 
 
@@ -48,14 +44,6 @@ def _wide_sum(node: Node, device: Device) -> int:
     """Short floats are added in float32, beside the result."""
     tensors = flat(type_on(node, device))
     return sum(2 * one.nbytes for one in tensors if one.dtype in (torch.bfloat16, torch.float16))
-
-
-def _of_channels(node: Node, device: Device) -> int:
-    """A mean, a variance, a factor and a summand for each channel of each picture."""
-    (made,) = flat(type_on(node, device))
-    statistics = node.args[1]
-    assert isinstance(statistics, Node)
-    return 4 * math.prod(made.sizes[:2]) * tensors_of(statistics)[0].dtype.itemsize
 
 
 def apart_bytes(node: Node) -> int:

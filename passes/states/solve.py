@@ -81,6 +81,8 @@ def solve(
         return NotPossible(mode, "none of the inputs is a picture that can be split")
     problem, recipe = question.problem, best_recipe(question)
     floor = recipe.account.seconds if recipe else None
+    if question.in_space and recipe is not None:
+        return solution_of(problem, recipe.choice, recipe.account, mode, recipe.name, floor)
     choice, is_closed = _Model(question, clusters_of(problem), floor).solved(node_limit, mip_rel_gap)
     if choice is not None and problem.is_possible(choice):
         account = problem.account(choice)
