@@ -92,9 +92,9 @@ def pictures(program: Program, group: Group) -> dict[Node, list[Split]]:
 
     Frames are split where neither has an element for each device. It is one axis for all inputs of so many axes.
     """
-    shapes = {node: tensors_of(node)[0].shape for node in program.inputs() if tensors_of(node)}
-    shown = {node: shape for node, shape in shapes.items() if len(shape) in (4, 5)}
-    sizes = [shape for shape in shown.values() if all(isinstance(size, int) for size in shape)]
+    kinds = {node: tensors_of(node)[0] for node in program.inputs() if tensors_of(node)}
+    shown = {node: kind.sizes for node, kind in kinds.items() if len(kind.shape) in (4, 5) and kind.shape == kind.sizes}
+    sizes = list(shown.values())
     if not sizes:
         return {}
     largest = max(sizes, key=prod)
