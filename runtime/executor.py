@@ -35,10 +35,11 @@ from ..compiler.ir.schedule import (
     Schedule,
     ValueRef,
 )
-from ..compiler.ir.split import type_on
+from ..compiler.ir.split import type_on, zeros_on
 from ..compiler.ir.value import flat
 from ..compiler.ir.weight import Weight
 from ..compiler.states.parts import members, pieces, slot_bytes
+from . import group_norms as group_norms  # registers its kernels
 from . import grouped_mm as grouped_mm  # registers its kernel
 from . import quantized as quantized  # registers the kernels that packed weights need
 from . import steps
@@ -264,10 +265,10 @@ class Executor:
 
     def _allocate_step(self, value: ValueRef, device: Device, like: ValueRef | None) -> Step:
         (found,) = flat(type_on(value.node, device))
-        slot = self._slots.values[value, device]
+        slot, zeros = self._slots.values[value, device], zeros_on(value.node, device)
         if like is None:
             stride = [step for step in found.stride if isinstance(step, int)]
-            return steps.allocate(slot, lambda values: found.sizes, found.dtype, device.torch, stride)
+            return steps.allocate(slot, lambda values: found.sizes, found.dtype, device.torch, stride, zeros)
         other = self._slots.values[like, members(self._program, like.node)[0]]
         shape = [size if isinstance(size, int) else None for size in found.shape]
 
@@ -275,7 +276,7 @@ class Executor:
             known = values[other].shape
             return [known[axis] if size is None else size for axis, size in enumerate(shape)]
 
-        return steps.allocate(slot, sizes, found.dtype, device.torch)
+        return steps.allocate(slot, sizes, found.dtype, device.torch, zeros=zeros)
 
     def _copy_step(self, copy: Copy) -> Step:
         origin = self._slots.values[copy.sent, copy.source]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..compiler.ir.boxes import Landing
+from ..compiler.ir.boxes import Box, Landing
 from ..compiler.ir.schedule import Copy
 from ..compiler.ir.split import is_packed
 from .devices.transfers import fence as fence
@@ -106,14 +106,20 @@ def allocate(
     dtype: torch.dtype,
     device: torch.device,
     stride: Sequence[int] | None = None,
+    zeros: Sequence[Box] = (),
 ) -> Step:
-    """Sets memory aside, which holds nothing yet; ``sizes`` may look them up in other values, and is dense then."""
+    """Sets memory aside, which holds nothing yet but some boxes of zeros.
+
+    ``sizes`` may look them up in other values, and is dense then.
+    """
 
     def make(values: Values) -> None:
         if stride is None:
             values[slot] = torch.empty(sizes(values), dtype=dtype, device=device)
         else:
             values[slot] = torch.empty_strided(sizes(values), stride, dtype=dtype, device=device)
+        for box in zeros:
+            box.of(values[slot]).zero_()
 
     return make
 

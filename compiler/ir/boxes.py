@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from .state import Range, Split, State
+from .state import Halo, Parted, Split, State
 
 if TYPE_CHECKING:
     import torch
@@ -61,19 +61,20 @@ def landings(source: State, target: State, sender: int, receiver: int) -> tuple[
     """What one device of a group sends another where a value that is whole or split becomes another such state.
 
     Devices are given by their numbers in the groups of both states, which are one group where both are split. What all
-    devices of a split value send one has every element once; of one that is whole, what any of them sends has.
+    devices of a split value send one has every element once; of one that is whole, what any of them sends has. Zeros of
+    a halo nobody sends; a value that has one is not sent on.
     """
     return tuple(_landings(source, target, sender, receiver))
 
 
 def _landings(source: State, target: State, sender: int, receiver: int) -> Iterator[Landing]:
     if not isinstance(source, Split):
-        if isinstance(target, Split):
+        if isinstance(target, Parted):
             for one in _stretches(target, receiver):
                 yield Landing(_box(target.axis, one.start, one), _box(target.axis, one.at, one))
         return
     for one in _stretches(source, sender):
-        if not isinstance(target, Split):
+        if not isinstance(target, Parted):
             yield Landing(_own(source, sender, one), _box(source.axis, one.start, one))
             continue
         for other in _stretches(target, receiver):
@@ -88,9 +89,19 @@ def _landings(source: State, target: State, sender: int, receiver: int) -> Itera
                 yield Landing(*(_box(source.axis, at, both) for at in places))
 
 
-def _stretches(split: Split, member: int) -> list[_Stretch]:
-    mine: list[Range] = list(split.ranges(member))
-    ends = pairwise(accumulate((stop - start for start, stop in mine), initial=0))
+def zeros(state: State, member: int) -> Iterator[Box]:
+    """The boxes of what a device has of a value that are zeros: those of a halo beyond the ends of its axis."""
+    if not isinstance(state, Halo):
+        return
+    (before, after), length = state.zeros[member], state.length(member)
+    for start, count in ((0, before), (length - after, after)):
+        if count:
+            yield Box(((state.axis, start, count),))
+
+
+def _stretches(split: Parted, member: int) -> list[_Stretch]:
+    mine, first = split.ranges(member), split.zeros[member][0] if isinstance(split, Halo) else 0
+    ends = pairwise(accumulate((stop - start for start, stop in mine), initial=first))
     return [_Stretch(*one, at) for one, (at, _) in zip(mine, ends, strict=True)]
 
 

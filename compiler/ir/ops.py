@@ -16,6 +16,12 @@ LIBRARY.define("dequantize(Tensor packed, str quant, ScalarType dtype) -> Tensor
 LIBRARY.define("grouped_mm(Tensor x, Tensor weights, Tensor offs) -> Tensor")
 LIBRARY.define("terms(Tensor(a) x, int count) -> Tensor(a)")
 LIBRARY.define("sum_terms(Tensor terms) -> Tensor")
+LIBRARY.define("group_means(Tensor x, int groups, int count) -> Tensor")
+LIBRARY.define("group_variances(Tensor x, Tensor means, int groups, int count) -> Tensor")
+LIBRARY.define(
+    "group_norm_by(Tensor x, Tensor means, Tensor variances, Tensor? weight, Tensor? bias, int groups, float eps)"
+    " -> Tensor"
+)
 LIBRARY.define("transfer(Tensor x, *, Device device) -> Tensor")
 LIBRARY.define("reshard(Tensor x, *, Device device) -> Tensor")
 
@@ -69,6 +75,43 @@ def _terms(x: torch.Tensor, count: int) -> torch.Tensor:
 def _sum_terms(terms: torch.Tensor) -> torch.Tensor:
     return terms.new_empty(terms.shape[1:])
 
+
+def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of statistics of values in a dtype: float32, or a longer one."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+@torch.library.register_fake("dovetail::group_means", lib=LIBRARY)  # type: ignore[untyped-decorator]
+def _group_means(x: torch.Tensor, groups: int, count: int) -> torch.Tensor:
+    return x.new_empty((x.shape[0], groups), dtype=statistics_dtype(x.dtype))
+
+
+@torch.library.register_fake("dovetail::group_variances", lib=LIBRARY)  # type: ignore[untyped-decorator]
+def _group_variances(x: torch.Tensor, means: torch.Tensor, groups: int, count: int) -> torch.Tensor:
+    return torch.empty_like(means)
+
+
+@torch.library.register_fake("dovetail::group_norm_by", lib=LIBRARY)  # type: ignore[untyped-decorator]
+def _group_norm_by(
+    x: torch.Tensor,
+    means: torch.Tensor,
+    variances: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    groups: int,
+    eps: float,
+) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+GROUP_MEANS = torch.ops.dovetail.group_means.default
+"""What elements add to the mean of their group of channels, of ``count`` elements in all: parts add up to the mean."""
+
+GROUP_VARIANCES = torch.ops.dovetail.group_variances.default
+"""What elements add to the variance of their group about a mean that is known; likewise."""
+
+GROUP_NORM_BY = torch.ops.dovetail.group_norm_by.default
+"""Group norm of elements by statistics that are known."""
 
 TERMS = torch.ops.dovetail.terms.default
 """The terms of a sum of which each device of a group has one, as a value of their own, one behind another."""

@@ -11,17 +11,17 @@ from collections.abc import Iterator, Sequence
 from torch.fx import Node
 
 from ..devices.device import Device
-from .boxes import Box, Landing, landings
+from .boxes import Box, Landing, landings, zeros
 from .ops import RESHARD
 from .program import MOVING, Program, placement_of, state_of, states_of, value_of
-from .state import PARTIAL, Split, State
+from .state import PARTIAL, Halo, Parted, State
 from .value import TensorType, Value, dense_stride, filled_stride, flat, ordered_stride
 
 
-def split_of(node: Node) -> Split | None:
+def split_of(node: Node) -> Parted | None:
     """How a node's result is split over its group; None where each device has the whole of it."""
     state = state_of(node)
-    return state if isinstance(state, Split) else None
+    return state if isinstance(state, Parted) else None
 
 
 def is_shared(node: Node) -> bool:
@@ -32,7 +32,7 @@ def is_shared(node: Node) -> bool:
 def share_of(node: Node, device: Device) -> float:
     """The share of a node's work that a device has: all of it where each device has the whole result."""
     state, group = state_of(node), placement_of(node).group
-    if isinstance(state, Split):
+    if isinstance(state, Parted):
         return state.share(group.index(device))
     return 1 / len(group) if state == PARTIAL else 1.0
 
@@ -40,7 +40,7 @@ def share_of(node: Node, device: Device) -> float:
 def type_on(node: Node, device: Device) -> Value:
     """What a node yields on a device: its value, or the part of it that the device has."""
     value, states = value_of(node), states_of(node)
-    if not any(isinstance(one, Split) for one in states):
+    if not any(isinstance(one, Parted) for one in states):
         return value
     return _part_of(value, iter(states), placement_of(node).group.index(device))
 
@@ -49,7 +49,7 @@ def _part_of(value: Value, states: Iterator[State], member: int) -> Value:
     """The part of each tensor that a device has, with the states of all of them in order."""
     if isinstance(value, tuple):
         return tuple(_part_of(one, states, member) for one in value)
-    if not isinstance(value, TensorType) or not isinstance(split := next(states), Split):
+    if not isinstance(value, TensorType) or not isinstance(split := next(states), Parted):
         return value
     length, axis = split.length(member), split.axis
     shape = (*value.shape[:axis], length, *value.shape[axis + 1 :])
@@ -111,11 +111,16 @@ def landings_of(transfer: Node, source: Device, target: Device) -> tuple[Landing
     """The boxes that a device sends to another, or to itself, of what a reshard puts together."""
     value, group = source_of(transfer), placement_of(transfer).group
     senders_of, states = placement_of(value).group, (state_of(value), state_of(transfer))
-    if source not in senders_of or target not in group:
+    if source not in senders_of or target not in group or isinstance(states[0], Halo):
         return ()
     if not split_of(value) and source != (target if target in senders_of else senders_of[0]):
         return ()
     return landings(*states, senders_of.index(source), group.index(target))
+
+
+def zeros_on(node: Node, device: Device) -> tuple[Box, ...]:
+    """The boxes of what a device has of a value that are zeros, which nobody sends."""
+    return tuple(zeros(state_of(node), placement_of(node).group.index(device)))
 
 
 def is_packed(node: Node, device: Device, taken: Box) -> bool:

@@ -1,4 +1,4 @@
-"""What each device of a group has of a value: all of it, some of an axis, or a term of a sum.
+"""What each device of a group has of a value: all of it, some of an axis, perhaps with a halo, or a term of a sum.
 
 A node of several devices runs on each of them, with what that device has of its operands, and yields what it has of the
 result. Nothing but a node that is there for it changes what devices have.
@@ -78,6 +78,56 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
+class Halo:
+    """Each device has one range of an axis, and those of several may overlap: what windows over the axis read.
+
+    Nothing computes a value in this state; a reshard brings it to what reads it so. Zeros stand beyond the ends of the
+    axis where windows reach there, so that an operation that pads needs to pad no more on any device.
+
+    Args:
+        axis: the axis.
+        bounds: the range of each device, in the group's order; one that has neither elements nor zeros has nothing.
+        zeros: how many zeros each device has before its range, and after it.
+        size: the elements along the axis, of the value.
+    """
+
+    axis: int
+    bounds: Bounds
+    zeros: Bounds
+    size: int
+
+    @property
+    def segments(self) -> tuple[Bounds, ...]:
+        """The ranges, as those of a split axis of one segment."""
+        return (self.bounds,)
+
+    def ranges(self, member: int) -> tuple[Range, ...]:
+        """Which elements along the axis a device has, by its number, besides zeros."""
+        start, stop = self.bounds[member]
+        return ((start, stop),) if start < stop else ()
+
+    def length(self, member: int) -> int:
+        """How many elements along the axis a device has, with zeros."""
+        start, stop = self.bounds[member]
+        return stop - start + sum(self.zeros[member])
+
+    def share(self, member: int) -> float:
+        """What a device has as a part of the axis, which may be more than all of it."""
+        return self.length(member) / max(1, self.size)
+
+    def covers(self, members: int, size: int | str) -> bool:
+        """Whether it gives each of so many devices a range of an axis of such a size."""
+        are_within = all(0 <= start <= stop <= self.size for start, stop in self.bounds)
+        are_counts = all(count >= 0 for one in self.zeros for count in one)
+        return len(self.bounds) == len(self.zeros) == members and self.size == size and are_within and are_counts
+
+    def __str__(self) -> str:
+        each = zip(self.bounds, self.zeros, strict=True)
+        parts = (f"{a}:{b} zeros {c}:{d}" if c or d else f"{a}:{b}" for (a, b), (c, d) in each)
+        return f"halo {self.axis} of {self.size} [{', '.join(parts)}]"
+
+
+@dataclass(frozen=True, slots=True)
 class Partial:
     """Every device has a tensor of the value's shape; the sum of these is the value."""
 
@@ -85,7 +135,10 @@ class Partial:
         return "partial"
 
 
-State: TypeAlias = Whole | Split | Partial
+State: TypeAlias = Whole | Split | Halo | Partial
+
+Parted: TypeAlias = Split | Halo
+"""The states in which devices have but some of an axis."""
 
 WHOLE, PARTIAL = Whole(), Partial()
 

@@ -1,4 +1,4 @@
-"""Convolutions, padding and resampling: by pictures of a batch, and by channels."""
+"""Convolutions: by pictures of a batch, by channels, and in space, where each device reads what its windows cover."""
 
 from __future__ import annotations
 
@@ -23,17 +23,13 @@ from .strategy import (
     strategy,
     with_argument,
 )
+from .windows import Window, numbers, results_of
 
 NAMES = frozenset({"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
-RESAMPLING = frozenset({
-    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact2d",
-    "upsample_bilinear2d", "upsample_bicubic2d", "avg_pool2d", "max_pool2d", "adaptive_avg_pool2d", "avg_pool1d",
-    "avg_pool3d",
-})  # fmt: skip
 
 
 def convolution(node: Node, offers: Offers) -> Iterator[Strategy]:
-    """By the batch; by channels of the result, or by groups; by those of the input, which gives terms of a sum."""
+    """By the batch; in space, or in time; by channels of the result, or by groups; by the input's, as terms."""
     x, weight, bias = node.args[0], node.args[1], argument(node, 2, "bias")
     assert isinstance(x, Node)
     if len(shape_of(x)) != len(shape_of(weight)):  # type: ignore[arg-type]
@@ -42,6 +38,8 @@ def convolution(node: Node, offers: Offers) -> Iterator[Strategy]:
     for state in splits(offers, x, node):
         if state.axis == 0:
             yield strategy(state, {x: state})
+    for state in results_of(node, offers) if _pads_alike(node) else ():
+        yield strategy(state, {x: window_of(node, state.axis).read(state.axis, state.segments[0])})
     if _groups(node) > 1:
         yield from _by_groups(node, offers)
         return
@@ -67,11 +65,26 @@ def _by_groups(node: Node, offers: Offers) -> Iterator[Strategy]:
         yield strategy(Split(1, result), taken)
 
 
+def window_of(node: Node, axis: int) -> Window:
+    """The windows of a convolution along an axis."""
+    x, weight, transposed = node.args[0], node.args[1], _is_transposed(node)
+    assert isinstance(x, Node)
+    assert isinstance(weight, Node)
+    count, at = len(shape_of(node)) - 2, axis - 2
+    stride = numbers(argument(node, 3, "stride", 1), count)[at]
+    padding = 0 if argument(node, 4, "padding", 0) == "valid" else numbers(argument(node, 4, "padding", 0), count)[at]
+    dilation = numbers(argument(node, 7 if transposed else 5, "dilation", 1), count)[at]
+    extent = (shape_of(weight)[axis] - 1) * dilation + 1
+    return Window(shape_of(x)[axis], shape_of(node)[axis], extent, stride, padding, transposed)
+
+
 def local_convolution(node: Node, chosen: Strategy, member: int) -> Local:
-    """Of terms of a sum one has the bias; a device has so many groups as it has channels of."""
+    """Of terms of a sum one has the bias; a device has so many groups as it has channels of; space has its zeros."""
     x, call, count = node.args[0], own_call(node), _groups(node)
     assert isinstance(x, Node)
-    state = chosen.takes(x)
+    result, state = chosen.results[0], chosen.takes(x)
+    if isinstance(result, Split) and result.axis > 1:
+        return _in_space(node, call, result, member)
     if not isinstance(state, Split) or state.axis != 1:
         return call
     if count > 1:
@@ -80,22 +93,25 @@ def local_convolution(node: Node, chosen: Strategy, member: int) -> Local:
     return with_argument(call, 2, "bias", None) if has_bias and member != once(state) else call
 
 
-def apart(node: Node, offers: Offers) -> Iterator[Strategy]:
-    """By pictures and channels, each of which is resampled, padded or pooled by itself."""
-    x = node.args[0]
-    assert isinstance(x, Node)
-    for state in splits(offers, x, node):
-        keeps = shape_of(x)[state.axis] == shape_of(node)[state.axis]
-        if state.axis < 2 and keeps and not _pads(node, state.axis):
-            yield strategy(state, {x: state})
+def _in_space(node: Node, call: Local, result: Split, member: int) -> Local:
+    """Nothing is padded along the axis; of a transposed one, what its elements add to others' results is dropped."""
+    count, at, window = len(shape_of(node)) - 2, result.axis - 2, window_of(node, result.axis)
+    if argument(node, 4, "padding", 0) == "valid":
+        return call
+    padding = numbers(argument(node, 4, "padding", 0), count)
+    padding[at] = 0
+    if window.is_transposed:
+        made = result.segments[0][member]
+        padding[at], after = window.dropped(window.reach(*made), made)
+        more = numbers(argument(node, 5, "output_padding", 0), count)
+        more[at] = padding[at] - after
+        call = with_argument(call, 5, "output_padding", more)
+    return with_argument(call, 4, "padding", padding)
 
 
-def _pads(node: Node, axis: int) -> bool:
-    if "pad" not in name_of(node):
-        return False
-    pads, rank = argument(node, 1, "pad"), len(shape_of(node))
-    at = 2 * (rank - 1 - axis)
-    return any(pads[at : at + 2])
+def _pads_alike(node: Node) -> bool:
+    """Whether padding is in numbers, or there is none."""
+    return bool(argument(node, 4, "padding", 0) != "same")
 
 
 def _is_transposed(node: Node) -> bool:
@@ -106,4 +122,4 @@ def _groups(node: Node) -> int:
     return int(argument(node, 6, "groups", 1))
 
 
-CONVOLUTION, APART = Rule(convolution, local_convolution), Rule(apart)
+CONVOLUTION = Rule(convolution, local_convolution)

@@ -17,7 +17,7 @@ from ..ir.program import MOVING, Program, device_of, placement_of, state_of, sta
 from ..ir.schedule import Lifetime, Load, Schedule
 from ..ir.split import assembles, bytes_sent, is_shared, landings_of, source_of, type_on
 from ..ir.staging import offsets
-from ..ir.state import PARTIAL, WHOLE, Split
+from ..ir.state import PARTIAL, WHOLE, Parted, Split
 from ..ir.value import flat
 from ..ir.weight import Weight
 from .strategy import Local, Strategy, name_of, own_call, takes_part
@@ -46,7 +46,7 @@ def _having(node: Node, known: dict[Node, tuple[Device, ...]]) -> tuple[Device, 
     """The devices of a group that have something of a node's results; of a sum, a term. Each node is looked at once."""
     if node not in known:
         states, group = states_of(node), placement_of(node).group
-        splits = [one for one in states if isinstance(one, Split)]
+        splits = [one for one in states if isinstance(one, Parted)]
         if PARTIAL in states and node.target not in MOVING:
             known[node] = _having_terms(node, known)
         else:

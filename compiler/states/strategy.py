@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from ..ir.program import tensors_of
 from ..ir.slices import Bounds
-from ..ir.state import WHOLE, Split, State
+from ..ir.state import WHOLE, Parted, Split, State
 
 Segments: TypeAlias = tuple[Bounds, ...]
 
@@ -148,7 +148,7 @@ def takes_part(chosen: Strategy, member: int) -> bool:
 
 
 def _has_something(state: State, member: int) -> bool:
-    return not isinstance(state, Split) or state.length(member) > 0
+    return not isinstance(state, Parted) or state.length(member) > 0
 
 
 def once(split: Split) -> int:

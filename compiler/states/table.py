@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from ..ir.pointwise import is_pointwise
 from ..ir.program import state_of, states_of, tensors_of, value_of, weight_name
-from ..ir.state import WHOLE, Split, State
+from ..ir.state import WHOLE, Parted, State
 from ..ir.value import TensorType
 from . import (
     attention,
@@ -23,6 +23,7 @@ from . import (
     pieces,
     pointwise,
     reductions,
+    resampling,
     reshapes,
     sums,
 )
@@ -41,9 +42,15 @@ _RULES: Mapping[str, Rule] = {
     _ATTENTION: attention.RULE,
     **dict.fromkeys(("layer_norm", "rms_norm"), norms.LAYER),
     "group_norm": norms.GROUP,
+    **dict.fromkeys(("group_means", "group_variances"), norms.STATISTICS),
+    "group_norm_by": norms.BY_STATISTICS,
     "batch_norm": norms.BATCH,
     **dict.fromkeys(convolutions.NAMES, convolutions.CONVOLUTION),
-    **dict.fromkeys((*convolutions.RESAMPLING, "pad", "constant_pad_nd"), convolutions.APART),
+    **dict.fromkeys(resampling.PADDING, resampling.PAD),
+    **dict.fromkeys(resampling.NEAREST, resampling.NEAR),
+    **dict.fromkeys(resampling.POOLING, resampling.POOL),
+    **dict.fromkeys(resampling.SHUFFLING, resampling.SHUFFLE),
+    **dict.fromkeys((*resampling.SMOOTH, "adaptive_avg_pool2d"), resampling.APART),
     **dict.fromkeys(reductions.DIM, reductions.REDUCTION),
     **dict.fromkeys(reductions.ALONG, reductions.ALONGSIDE),
     **dict.fromkeys(("embedding", "quantized_embedding"), lookups.RULE),
@@ -82,9 +89,9 @@ def strategies(node: Node, offers: Offers) -> Iterator[Strategy]:
 
 def _is_had(chosen: Strategy) -> bool:
     """Whether the devices that compute something are those that have something of each operand: nothing is nowhere."""
-    splits = [state for state in (*chosen.results, *chosen.operands.values()) if isinstance(state, Split)]
+    splits = [state for state in (*chosen.results, *chosen.operands.values()) if isinstance(state, Parted)]
     members = range(len(splits[0].segments[0])) if splits else ()
-    parts = [state for state in chosen.operands.values() if isinstance(state, Split)]
+    parts = [state for state in chosen.operands.values() if isinstance(state, Parted)]
     return all(bool(state.length(one)) == takes_part(chosen, one) for one in members for state in parts)
 
 

@@ -10,7 +10,7 @@ import torch
 from ..checkpoints.entries import can_be_shape
 from ..errors import TextError
 from ..ir.slices import Bounds, cover
-from ..ir.state import PARTIAL, WHOLE, Range, Split, State, States
+from ..ir.state import PARTIAL, WHOLE, Halo, Range, Split, State, States
 from ..ir.value import TensorType, Value
 from ..ir.weight import Weight
 from ..spec.residency import Residency
@@ -59,7 +59,7 @@ def read_bounds(line: Line, devices: int) -> Bounds:
     return bounds
 
 
-STATES = frozenset({"whole", "split", "partial"})
+STATES = frozenset({"whole", "split", "halo", "partial"})
 
 
 def read_states(line: Line, devices: int) -> Iterator[States]:
@@ -72,6 +72,8 @@ def read_states(line: Line, devices: int) -> Iterator[States]:
 def _read_state(line: Line, devices: int) -> State:
     if line.peek() in ("whole", "partial"):
         return WHOLE if line.take() == "whole" else PARTIAL
+    if line.accept("halo"):
+        return _read_halo(line, devices)
     line.take("split")
     axis = line.count()
     segments: list[Bounds] = []
@@ -81,6 +83,19 @@ def _read_state(line: Line, devices: int) -> State:
     state = Split(axis, tuple(segments))
     if not all(segments) or not state.covers(devices, state.size):
         raise TextError(f"each segment needs {devices} ranges, one a device, and all follow one another from 0 on")
+    return state
+
+
+def _read_halo(line: Line, devices: int) -> Halo:
+    axis = line.count()
+    line.take("of")
+    size = line.count()
+    line.take("[")
+    parts = list(line.items("]", lambda: (_range(line), _range(line) if line.accept("zeros") else (0, 0))))
+    bounds, zeros = (tuple(part[at] for part in parts) for at in (0, 1))
+    state = Halo(axis, bounds, zeros, size)
+    if not state.covers(devices, size):
+        raise TextError(f"a halo needs {devices} ranges, one a device, within the {size} elements of its axis")
     return state
 
 

@@ -110,9 +110,9 @@ def wanted(folded: Folded, shares: Sequence[int]) -> Mapping[Tensor, Wanted]:
     return wants.found
 
 
-def _learned(folded: Folded) -> frozenset[Node]:
-    """The nodes in which parameters have a part."""
-    found, program = set[Node](), folded.program
+def _learned(folded: Folded, inputs: Iterable[Node] = ()) -> frozenset[Node]:
+    """The nodes in which parameters have a part, or some of the inputs."""
+    found, program = set[Node](inputs), folded.program
     for node in program.graph.nodes:
         is_learned = weight_name(node) is not None and program.weight(node).kind == "parameter"
         if is_learned or not found.isdisjoint(node.all_input_nodes):
@@ -245,15 +245,20 @@ def _in_a_row(axis: int, pieces: Sequence[Split]) -> Split:
 
 
 def ways(
-    folded: Folded, shares: Sequence[int], given: Mapping[Node, Iterable[State]], wants: Mapping[Tensor, Wanted]
+    folded: Folded,
+    shares: Sequence[int],
+    given: Mapping[Node, Iterable[State]],
+    wants: Mapping[Tensor, Wanted],
+    from_inputs: bool = False,
 ) -> dict[Node, tuple[Strategy, ...]]:
     """All ways in which a group of devices may compute each operation; the first is that of wholes.
 
     Args:
         given: states in which inputs are offered, besides whole.
         wants: states that are wanted of results.
+        from_inputs: whether what is computed of those inputs alone is split too, and not only that of parameters.
     """
-    learned, offered = _learned(folded), defaultdict[Tensor, dict[State, None]](dict)
+    learned, offered = _learned(folded, given if from_inputs else ()), defaultdict[Tensor, dict[State, None]](dict)
     offered.update({(node, 0): dict.fromkeys(states) for node, states in given.items()})
     written, found = writers_of(folded.program).keys(), dict[Node, tuple[Strategy, ...]]()
 

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from ...compiler.devices.device import Device
 from ...compiler.devices.speeds import Speeds
-from ...compiler.ir.state import PARTIAL, WHOLE, Range, Split, State
+from ...compiler.ir.state import PARTIAL, WHOLE, Halo, Parted, Range, Split, State
 from .shares import cut_in_units
 
 LATENCY = 3e-5
@@ -66,14 +66,16 @@ def kind_of(source: State, target: State) -> str:
         return "nothing"
     if source == WHOLE:
         return "local slices"
+    if isinstance(target, Halo) and isinstance(source, Split) and source.axis == target.axis:
+        return "halo"
     if source == PARTIAL:
         return "all-reduce" if target == WHOLE else "reduce-scatter"
     return "all-gather" if target == WHOLE else "all-to-all"
 
 
 def can_change(source: State, target: State) -> bool:
-    """Whether there is an exchange from one state to another: nothing becomes terms of a sum."""
-    return target != PARTIAL or source == PARTIAL
+    """Whether there is an exchange from one state to another: nothing becomes terms of a sum, a halo nothing else."""
+    return source == target or (target != PARTIAL and not isinstance(source, Halo))
 
 
 def flow_of(group: Group, source: State, target: State, shape: Sequence[int], itemsize: int) -> Flow:
@@ -83,12 +85,12 @@ def flow_of(group: Group, source: State, target: State, shape: Sequence[int], it
         total *= size
     if source in (target, WHOLE):
         return ((0,) * count,) * count
-    if isinstance(source, Split) and isinstance(target, Split):
+    if isinstance(source, Split) and isinstance(target, Parted):
         return tuple(
             tuple(0 if one == other else _common(source, target, one, other, shape, total) for other in range(count))
             for one in range(count)
         )
-    parts = _parts(group, source if isinstance(source, Split) else target, total)
+    parts = _parts(group, source if isinstance(source, Parted) else target, total)
     if source == PARTIAL:
         back = 1 if target == WHOLE else 0
         return _apart(tuple(tuple(parts[j] + back * parts[i] for j in range(count)) for i in range(count)))
@@ -101,16 +103,17 @@ def _apart(flow: Flow) -> Flow:
 
 def _parts(group: Group, state: State, total: int) -> list[int]:
     """The bytes of each device's part of a tensor, by its state, or by the shares where all get it."""
-    if isinstance(state, Split):
+    if isinstance(state, Parted):
         return [total * state.length(member) // max(1, state.size) for member in range(len(group))]
     return [stop - start for start, stop in cut_in_units(total, group.shares)]
 
 
-def _common(source: Split, target: Split, one: int, other: int, shape: Sequence[int], total: int) -> int:
+def _common(source: Split, target: Parted, one: int, other: int, shape: Sequence[int], total: int) -> int:
     """The bytes that one device has and another one needs."""
     if source.axis != target.axis:
         elements = source.size * target.size
-        return total * source.length(one) * target.length(other) // max(1, elements)
+        have = sum(stop - start for start, stop in target.ranges(other))
+        return total * source.length(one) * have // max(1, elements)
     both = sum(_overlap(a, b) for a in source.ranges(one) for b in target.ranges(other))
     return total * both // max(1, shape[source.axis])
 

@@ -1,7 +1,8 @@
 """What a mode allows: constraints on ways and on the bytes of weights of each device, nothing else.
 
 ``batch``: only states that the batch of the inputs gives; ``sequence``: weights whole, and not by the batch;
-``tensor``: no device has more of what can be split of the weights than its share and a little; ``free``: all.
+``tensor``: no device has more of what can be split of the weights than its share and a little; ``spatial``: weights
+whole, and only states that follow where the pictures of the inputs are split along one axis; ``free``: all.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import TypeAlias
 
 from torch.fx import Node
@@ -23,7 +25,7 @@ from .folding import Folded, folded
 from .problem import Account, Problem, parts_weights
 from .shares import cut_in_units
 
-MODES = ("free", "tensor", "sequence", "batch")
+MODES = ("free", "tensor", "sequence", "batch", "spatial")
 
 Limits: TypeAlias = tuple[int | None, ...]
 """The most bytes of something on each device; None for as many as there are."""
@@ -37,6 +39,7 @@ class Posed:
     """A problem, the most bytes of weights of each device, and the ways by the batch alone.
 
     ``most`` has None for a device that may have all weights; so has ``room``, the bytes of weights and values together.
+    ``in_space`` says that pictures are to be split in space.
     """
 
     problem: Problem
@@ -44,6 +47,7 @@ class Posed:
     room: Limits
     by_batch: Mapping[Node, frozenset[int]]
     batch: int
+    in_space: bool = False
 
     def is_kept(self, account: Account) -> bool:
         """Whether each device has no more than it may have."""
@@ -57,6 +61,8 @@ def posed(program: Program, group: Group, mode: str, most: Limits = (), room: Li
     if not program.blocks:
         program = replace(program)
         FindBlocks().run(program)
+    if mode == "spatial":
+        return _in_space(program, group, most, room)
     whole, (size, given) = folded(program), _batch(program, group)
     every = ways(whole, group.shares, given, wanted(whole, group.shares))
     alone = {node: set(map(_facts, some)) for node, some in ways(whole, group.shares, given, {}).items()}
@@ -68,6 +74,37 @@ def posed(program: Program, group: Group, mode: str, most: Limits = (), room: Li
     problem, free = Problem(whole, group, kept), (None,) * len(group)
     least = most or (_most(problem) if mode == "tensor" else free)
     return Posed(problem, least, room or free, {node: frozenset(some) for node, some in numbers.items()}, size)
+
+
+def _in_space(program: Program, group: Group, most: Limits, room: Limits) -> Posed:
+    """The problem of a program whose pictures are split along one axis, with all that follows from that."""
+    whole, free = folded(program), (None,) * len(group)
+    kept = {
+        node: tuple(way for at, way in enumerate(some) if not at or not parts_weights(whole, node, way))
+        for node, some in ways(whole, group.shares, pictures(program, group), {}, from_inputs=True).items()
+    }
+    nothing = {node: frozenset({0}) for node in kept}
+    return Posed(Problem(whole, group, kept), most or free, room or free, nothing, 1, in_space=True)
+
+
+def pictures(program: Program, group: Group) -> dict[Node, list[Split]]:
+    """The states in which inputs that are pictures or films are split: the longer of height and width.
+
+    Frames are split where neither has an element for each device. It is one axis for all inputs of so many axes.
+    """
+    kinds = {node: tensors_of(node)[0] for node in program.inputs() if tensors_of(node)}
+    shown = {node: kind.sizes for node, kind in kinds.items() if len(kind.shape) in (4, 5) and kind.shape == kind.sizes}
+    sizes = list(shown.values())
+    if not sizes:
+        return {}
+    largest = max(sizes, key=prod)
+    rank = len(largest)
+    height, width = largest[-2:]
+    axis = rank - 2 if height >= width else rank - 1
+    if largest[axis] < len(group) and rank == 5:
+        axis = max((2, axis), key=lambda one: largest[one])
+    same = [node for node, shape in shown.items() if len(shape) == rank and shape[axis] == largest[axis] > 1]
+    return {node: [Split(axis, (cut_in_units(largest[axis], group.shares),))] for node in same}
 
 
 def _is_allowed(whole: Folded, mode: str, node: Node, way: Strategy, by_batch: Container[object]) -> bool:

@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from ...compiler.ir.aliasing import writers_of
 from ...compiler.ir.program import tensors_of, weight_name
-from ...compiler.ir.state import WHOLE, Split, State
+from ...compiler.ir.state import WHOLE, Parted, Split, State
 from ...compiler.states import pointwise
 from ...compiler.states.convolutions import NAMES as CONVOLUTIONS
 from ...compiler.states.strategy import Strategy, name_of
@@ -275,7 +275,7 @@ def _nbytes(node: Node) -> int:
 
 def _share(state: State, member: int) -> float:
     """The part of a tensor that a device has."""
-    return state.share(member) if isinstance(state, Split) else 1.0
+    return state.share(member) if isinstance(state, Parted) else 1.0
 
 
 def _work(way: Strategy, member: int) -> float:

@@ -2,7 +2,8 @@
 
 Each recipe narrows the ways of some operations; then each operation, in order, is computed in the way that takes least
 with what its operands have by then. They are what people write by hand: batches apart; tokens apart, with all keys and
-values gathered; tokens apart, with heads apart in attention; columns of a weight, then rows of the next one.
+values gathered; tokens apart, with heads apart in attention; columns of a weight, then rows of the next one; pictures
+apart in space.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ def recipes(posed: Posed) -> Iterator[Recipe]:
     def keeps(node: Node, at: int) -> bool:
         return _keeps_weights(problem, node, at)
 
+    apart: dict[str, Allowed] = {"space apart": lambda node, at: at > 0 or not _is_parted(problem, node)}
     kinds: dict[str, Allowed] = {
         "batch apart": lambda node, at: at in posed.by_batch[node],
         "keys and values gathered": lambda node, at: keeps(node, at) and not _is_heads(problem, node, at),
@@ -53,8 +55,8 @@ def recipes(posed: Posed) -> Iterator[Recipe]:
         "columns and rows": lambda node, at: _is_narrow(problem, node, at),
         "whole": lambda node, at: at == 0,
     }
-    for name, allowed in kinds.items():
-        choice = walked(problem, allowed)
+    for name, allowed in (apart if posed.in_space else kinds).items():
+        choice = walked(problem, allowed, falls_back=posed.in_space)
         if choice is None or not problem.is_possible(choice):
             continue
         account = problem.account(choice)
@@ -67,8 +69,11 @@ def best_recipe(posed: Posed) -> Recipe | None:
     return min(recipes(posed), key=lambda one: one.account.seconds, default=None)
 
 
-def walked(problem: Problem, allowed: Allowed) -> Choice | None:
-    """The choice of a walk in which each operation takes least with what is there; None where one has no way."""
+def walked(problem: Problem, allowed: Allowed, falls_back: bool = False) -> Choice | None:
+    """The choice of a walk in which each operation takes least with what is there; None where one has no way.
+
+    With ``falls_back`` an operation of which no allowed way can be is computed whole.
+    """
     had: dict[Tensor, set[State]] = defaultdict(set)
     found: dict[Node, int] = {}
     for node, ways in problem.ways.items():
@@ -77,6 +82,8 @@ def walked(problem: Problem, allowed: Allowed) -> Choice | None:
             for at in range(len(ways))
             if allowed(node, at) and (cost := _cost(problem, had, node, at)) is not None
         ]
+        if not costs and falls_back and (cost := _cost(problem, had, node, 0)) is not None:
+            costs = [(cost, 0)]
         if not costs:
             return None
         _, found[node] = min(costs)
@@ -135,6 +142,11 @@ def _readings(problem: Problem, node: Node, way: Strategy) -> Iterator[tuple[Ten
         for tensor in problem.folded.sources.get((node, operand), ()):
             if tensor[0] in problem.ways:
                 yield tensor, operand, way.takes(operand)
+
+
+def _is_parted(problem: Problem, node: Node) -> bool:
+    """Whether some way of an operation yields parts of values, so that no device needs memory for all of them."""
+    return any(isinstance(state, Split) for way in problem.ways[node] for state in way.results)
 
 
 def _keeps_weights(problem: Problem, node: Node, at: int) -> bool:

@@ -38,7 +38,7 @@ from ...compiler.ir.state import PARTIAL, WHOLE, State
 from .clusters import Cluster, Clusters, clusters_of
 from .exchanges import Group, can_change
 from .folding import Reading, Tensor, operands_of
-from .modes import Limits, Posed, posed
+from .modes import Limits, Posed, pictures, posed
 from .problem import Choice
 from .recipes import best_recipe
 from .solution import NotPossible, Solution, solution_of
@@ -77,8 +77,12 @@ def solve(
     question = posed(program, group, mode, most, room)
     if mode == "batch" and question.batch < 2:
         return NotPossible(mode, "the inputs are of one picture")
+    if mode == "spatial" and not pictures(program, group):
+        return NotPossible(mode, "none of the inputs is a picture that can be split")
     problem, recipe = question.problem, best_recipe(question)
     floor = recipe.account.seconds if recipe else None
+    if question.in_space and recipe is not None:
+        return solution_of(problem, recipe.choice, recipe.account, mode, recipe.name, floor)
     choice, is_closed = _Model(question, clusters_of(problem), floor).solved(node_limit, mip_rel_gap)
     if choice is not None and problem.is_possible(choice):
         account = problem.account(choice)

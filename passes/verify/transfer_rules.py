@@ -12,7 +12,7 @@ from ...compiler.ir.numbers import numbers_read
 from ...compiler.ir.ops import RESHARD
 from ...compiler.ir.program import HERE, MOVING, Placement, device_of, placement_of, state_of
 from ...compiler.ir.split import assembles, source_of, split_of
-from ...compiler.ir.state import PARTIAL, WHOLE, Split, State
+from ...compiler.ir.state import PARTIAL, WHOLE, Halo, Parted, State
 from ...compiler.ir.value import TensorType, filled_stride
 from ...compiler.states.parts import members
 from .snapshot import Snapshot, Violation
@@ -59,11 +59,12 @@ def _is_moved(snapshot: Snapshot, node: Node) -> bool:
 
 
 def _is_covered(node: Node, kind: TensorType) -> bool:
-    """Whether what moves is no term of a sum, and each element of a value that is split is of a device."""
+    """Whether what moves is neither a term nor a halo, and each element of a value that is split is of a device."""
     states, state, group = placement_of(node).states, state_of(node), placement_of(node).group
-    if PARTIAL in (state, state_of(source_of(node))) or len(states) > 1 or any(len(one) != 1 for one in states):
+    given = state_of(source_of(node))
+    if PARTIAL in (state, given) or isinstance(given, Halo) or len(states) > 1 or any(len(one) != 1 for one in states):
         return False
-    if not isinstance(state, Split):
+    if not isinstance(state, Parted):
         return True
     return state.axis < len(kind.shape) and state.covers(len(group), kind.shape[state.axis])
 

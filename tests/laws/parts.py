@@ -12,16 +12,20 @@ from torch.fx.node import map_aggregate, map_arg
 
 from dovetail.compiler.ir.program import Program, tensors_of, weight_name
 from dovetail.compiler.ir.slices import bounds_of
-from dovetail.compiler.ir.state import PARTIAL, Split, State
+from dovetail.compiler.ir.state import PARTIAL, Halo, Parted, Split, State
 from dovetail.compiler.states.strategy import Strategy, takes_part
 from dovetail.compiler.states.table import local_call
 
 
 def cut(value: torch.Tensor, state: State, member: int, terms: int) -> torch.Tensor:
     """What a device has of a value: for terms of a sum, numbers of either sign, which add up to the value."""
-    if isinstance(state, Split):
+    if isinstance(state, Parted):
         stretches = [value.narrow(state.axis, start, stop - start) for start, stop in state.ranges(member)]
-        return torch.cat(stretches or [value.narrow(state.axis, 0, 0)], state.axis)
+        before, after = state.zeros[member] if isinstance(state, Halo) else (0, 0)
+        nothing = torch.zeros_like(value.narrow(state.axis, 0, 1) if value.shape[state.axis] else value)
+        return torch.cat(
+            [nothing.narrow(state.axis, 0, 0), *[nothing] * before, *stretches, *[nothing] * after], state.axis
+        )
     if state != PARTIAL:
         return value.clone()
     drawn = torch.Generator().manual_seed(7)

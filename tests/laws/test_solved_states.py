@@ -115,7 +115,7 @@ def test_members_with_solved_states_yield_what_one_device_yields(name: str, seed
     for mode, room in [("free", ()), ("free", little), *((one, ()) for one in MODES[1:])]:
         found = solve(program, group(shares), mode, room=room, node_limit=50)
         if isinstance(found, NotPossible):
-            assert room or mode in ("batch", "tensor")
+            assert room or mode in ("batch", "tensor", "spatial")
             continue
         together = [held + live for held, live in zip(found.account.weights, found.account.alive, strict=True)]
         assert not room or all(nbytes <= limit for nbytes, limit in zip(together, room, strict=True))
@@ -133,7 +133,7 @@ def expect_sound(program: Program, found: Solution, mode: str) -> None:
             assert state == PARTIAL or not isinstance(state, Split) or state.covers(len(found.shares), state.size)
         if name_of(node) == "scaled_dot_product_attention":
             _expect_whole_groups(node, chosen)
-    if mode in ("sequence", "batch"):
+    if mode in ("sequence", "batch", "spatial"):
         weights = {node for node in program.weight_nodes() if program.weight(node).kind == "parameter"}
         for node, chosen in found.strategies.items():
             assert weights.isdisjoint(chosen.operands) or not any(kind in name_of(node) for kind in LEARNED)
