@@ -40,6 +40,8 @@ from ...compiler.states.table import strategies
 from .folding import Folded, Tensor, made_by
 from .shares import cut_in_units
 
+MATMULS = frozenset({"linear", "quantized_linear", "matmul", "bmm"})
+
 QUERIES = 32
 """Rows of queries are cut on multiples of this, where there are so many for each device: kernels take them so."""
 
@@ -56,7 +58,6 @@ MOST_WAYS = 48
 """So many ways to compute an operation are considered at most."""
 
 _ROUNDS = 2  # blocks of a chain read what equal ones make, which comes behind them in the graph
-_MATMULS = frozenset({"linear", "quantized_linear", "matmul", "bmm"})
 
 Wanted = Mapping[Split, int]
 """States that are wanted, each with the unit of its axis."""
@@ -133,7 +134,7 @@ def _own(wants: _Wants, node: Node) -> Iterator[tuple[Split, int]]:
     units: Mapping[int, int] = {}
     if name == "scaled_dot_product_attention":
         units = _units_of_attention(wants, node)
-    elif name in _MATMULS:
+    elif name in MATMULS:
         units = {axis: wants.unit_of(axis, shape) for axis in range(len(shape))}
     elif name in CONVOLUTIONS:
         units = {0: 1, 1: shape[1] // int(argument(node, 6, "groups", 1))}
@@ -308,7 +309,7 @@ def _is_sound(node: Node, chosen: Strategy, written: Container[int]) -> bool:
         return False
     if PARTIAL in chosen.results and any(one.storage in written for one in tensors_of(node)):
         return False
-    return not splits or name_of(node) not in _MATMULS or _has_rows(node, splits[0])
+    return not splits or name_of(node) not in MATMULS or _has_rows(node, splits[0])
 
 
 def _has_rows(node: Node, state: Split) -> bool:

@@ -1,7 +1,8 @@
 """What a change of state takes: the bytes that each device sends to each other one, and the seconds.
 
-The kind of an exchange follows from the two states. Each device sends what another one lacks, straight to it: of a sum
-each device gets the terms of its part, and where all need all of it, sends its part of the sum on.
+The kind of an exchange follows from the two states. The bytes are those of the boxes that `landings` has devices send,
+without the boxes: states are compared by the million. Each device sends what another one lacks, straight to it: of a
+sum each device gets the terms of its part, and where all need all of it, sends its part of the sum on.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import cached_property
 from ...compiler.devices.device import Device
 from ...compiler.devices.speeds import Speeds
 from ...compiler.ir.state import PARTIAL, WHOLE, Halo, Parted, Range, Split, State
-from .shares import cut_in_units
+from .shares import parts_of_sum
 
 LATENCY = 3e-5
 """The seconds that an exchange takes beside its bytes: devices wait for one another, and several copies start."""
@@ -90,7 +91,10 @@ def flow_of(group: Group, source: State, target: State, shape: Sequence[int], it
             tuple(0 if one == other else _common(source, target, one, other, shape, total) for other in range(count))
             for one in range(count)
         )
-    parts = _parts(group, source if isinstance(source, Parted) else target, total)
+    if not shape:
+        return ((0,) * count,) * count  # of a sum without axes nobody has a part: it is no sum of terms
+    split = next((one for one in (source, target) if isinstance(one, Parted)), parts_of_sum(shape, count))
+    parts = _parts(split, total)
     if source == PARTIAL:
         back = 1 if target == WHOLE else 0
         return _apart(tuple(tuple(parts[j] + back * parts[i] for j in range(count)) for i in range(count)))
@@ -101,11 +105,9 @@ def _apart(flow: Flow) -> Flow:
     return tuple(tuple(0 if i == j else n for j, n in enumerate(row)) for i, row in enumerate(flow))
 
 
-def _parts(group: Group, state: State, total: int) -> list[int]:
-    """The bytes of each device's part of a tensor, by its state, or by the shares where all get it."""
-    if isinstance(state, Parted):
-        return [total * state.length(member) // max(1, state.size) for member in range(len(group))]
-    return [stop - start for start, stop in cut_in_units(total, group.shares)]
+def _parts(state: Parted, total: int) -> list[int]:
+    """The bytes of each device's part of a tensor."""
+    return [total * state.length(member) // max(1, state.size) for member in range(len(state.segments[0]))]
 
 
 def _common(source: Split, target: Parted, one: int, other: int, shape: Sequence[int], total: int) -> int:

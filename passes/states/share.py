@@ -26,6 +26,7 @@ from ...compiler.ir.value import TensorType, Value, filled_stride, flat
 from ...compiler.states.parts import members, terms_meet
 from ...compiler.states.strategy import Strategy, strategy
 from ...compiler.states.table import rule_of, tells_all
+from .shares import parts_of_sum
 
 Choose = Callable[[Node], Strategy | None]
 """The strategy of an operation whose operands are in their states; without one, and if it cannot be, it is whole."""
@@ -135,9 +136,7 @@ class _Sharing:
         if known is not None and not (isinstance(wanted, Split) and state_of(known) != wanted):
             return known
         (tensor,) = tensors_of(value)
-        sizes, count = tensor.sizes, len(self.group)
-        axis = max(range(len(sizes)), key=lambda one: (min(sizes[one], count), -one), default=0)
-        into = wanted if isinstance(wanted, Split) else Split(axis, (bounds_of(sizes[axis], [1] * count),))
+        into = wanted if isinstance(wanted, Split) else parts_of_sum(tensor.sizes, len(self.group))
         has = [int(device in members(self.program, value)) for device in self.group]
         of_terms = Split(0, (bounds_of(sum(has), has),))
         terms = self._put(value, TERMS, (value, sum(has)), {}, f"{value.name}_terms")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from ...compiler.ir.slices import Bounds
+from ...compiler.ir.slices import Bounds, bounds_of
+from ...compiler.ir.state import Split
 
 
 def cut_in_units(size: int, shares: Sequence[int], unit: int = 1) -> Bounds:
@@ -22,6 +23,12 @@ def cut_in_units(size: int, shares: Sequence[int], unit: int = 1) -> Bounds:
     counts = _largest_remainders(-(-size // unit), shares)
     ends = [0, *(min(size, unit * end) for end in accumulate(counts))]
     return tuple(pairwise(ends))
+
+
+def parts_of_sum(sizes: Sequence[int], count: int) -> Split:
+    """The part of a sum that each of some devices adds up before all of them get the whole: as much as any other."""
+    axis = max(range(len(sizes)), key=lambda one: (min(sizes[one], count), -one))
+    return Split(axis, (bounds_of(sizes[axis], [1] * count),))
 
 
 def _largest_remainders(count: int, shares: Sequence[int]) -> list[int]:

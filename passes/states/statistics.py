@@ -1,17 +1,21 @@
 """Takes norms over all heads apart into their statistics and the rest, so that heads can be split before them.
 
-A root mean square norm over the features of all heads, before these are told apart, keeps columns of the matmul before
-it from being split: no device has all features of a token. Of its sum of squares each device has a term, a number a
-token, and everything else is elementwise. Which norms these are is what is wanted of their results: to be split by
-features.
+A norm over the features of all heads, before these are told apart, keeps columns of the matmul before it from being
+split: no device has all features of a token. Of a sum of squares, or of features, each device has a term, a number a
+token, and everything else is elementwise. Which norms these are is what is wanted of their results (to be split by
+features), and what they read: columns of a matmul. The stream of a model, of which all devices want all features, is
+none of these.
 
-The operations are those that PyTorch computes the norm of, in the same dtypes, but for the order in which squares are
-added. It pays where no device may hold the weights whole; where tokens are split, the one operation is faster.
+The operations are those that PyTorch computes the norm of, in the same dtypes, but for the order in which numbers are
+added; statistics are in float32 at least. The variance of a layer norm is that of the features without their mean,
+which takes a second exchange and loses no digits. It pays where no device may hold the weights whole; where tokens are
+split, the one operation is faster. So it is for programs that a group of devices computes under ``tensor``, and for no
+others: it changes last bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,27 +25,70 @@ from torch.fx import Node
 from ...compiler.ir.program import Program, origin_of, tensors_of
 from ...compiler.ir.value import TensorType, dense_stride
 from ...compiler.states.strategy import argument, name_of, shape_of
-from .candidates import wanted
+from ..placement.blocks import FindBlocks
+from .candidates import MATMULS, wanted
+from .exchanges import Group
 from .folding import folded
+from .modes import Limits
+from .solution import Solution
+from .solve import solve
 
 _ATEN = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
+_NORMS = frozenset({"rms_norm", "layer_norm"})
 
 
-def with_statistics(program: Program) -> Program:
+def with_statistics(program: Program, shares: Sequence[int] = (1, 1)) -> Program:
     """A copy of a program whose norms over features that are wanted split are taken apart."""
     copy = program.copy()
-    whole, fresh = folded(copy), copy.fresh_storages()
-    wants = wanted(whole, (1, 1))
-    for node in filter(_is_over_features, whole.nodes):
-        if any(state.axis == len(shape_of(node)) - 1 for state in wants.get((node, 0), ())):
-            for like in whole.likes[node]:
-                _take_apart(copy, like, fresh)
+    take_norms_apart(copy, shares)
     return copy
 
 
-def _is_over_features(node: Node) -> bool:
-    return name_of(node) == "rms_norm" and len(argument(node, 1, "normalized_shape")) == 1
+def best_form(program: Program, group: Group, mode: str, most: Limits = (), room: Limits = ()) -> Program:
+    """A program as it is, or a copy with norms taken apart where its states under ``tensor`` take less then.
+
+    See `solve` for the arguments. `take_norms_apart` does the same to the program itself.
+    """
+    if mode != "tensor":
+        return program
+    copy = program.copy()
+    if not take_norms_apart(copy, group.shares):
+        return program
+    before, after = (solve(one, group, mode, most, room) for one in (program, copy))
+    if not isinstance(after, Solution):
+        return program
+    is_better = not isinstance(before, Solution) or after.account.seconds < before.account.seconds
+    return copy if is_better else program
+
+
+def take_norms_apart(program: Program, shares: Sequence[int] = (1, 1)) -> int:
+    """Takes norms of a program over features that are wanted split apart; returns how many.
+
+    Equal programs are so changed alike: nodes of one and of its copy have the same names before and after.
+    """
+    if not program.blocks:
+        FindBlocks().run(program)
+    whole, fresh, count = folded(program), program.fresh_storages(), 0
+    wants = wanted(whole, shares)
+    for node in filter(_is_of_matmul, whole.nodes):
+        if any(state.axis == len(shape_of(node)) - 1 for state in wants.get((node, 0), ())):
+            for like in whole.likes[node]:
+                _take_apart(program, like, fresh)
+                count += 1
+    return count
+
+
+def _is_of_matmul(node: Node) -> bool:
+    """Whether a node is a norm over the last axis of what a matmul yields, or of a piece of that."""
+    if name_of(node) not in _NORMS or len(argument(node, 1, "normalized_shape")) != 1:
+        return False
+    (made,) = node.args[:1]
+    while isinstance(made, Node) and made.op == "call_function" and name_of(made) not in MATMULS:
+        if len([one for one in made.all_input_nodes if tensors_of(one)]) != 1:
+            return False
+        made = made.args[0]
+    return isinstance(made, Node) and made.op == "call_function"
 
 
 @dataclass(frozen=True)
@@ -63,21 +110,33 @@ class _Writer:
         made.meta = {"value": value, "origin": origin_of(self.before)}
         return made
 
+    def mean(self, x: Node, size: int) -> Node:
+        """The mean of the features of each row, by their sum."""
+        total = self.add(_ATEN.sum.dim_IntList, x, [-1], True, like=x, rows=True)
+        return self.add(_ATEN.div.Tensor, total, size, like=total)
+
 
 def _take_apart(program: Program, node: Node, fresh: Iterator[int]) -> None:
-    """Puts the operations of a root mean square norm in the place of one."""
+    """Puts the operations of a norm in the place of one."""
     x, (size,), weight = node.args[0], argument(node, 1, "normalized_shape"), argument(node, 2, "weight")
     assert isinstance(x, Node)
-    add, dtype = _Writer(program, node, fresh).add, tensors_of(x)[0].dtype
+    add, dtype, is_layer = _Writer(program, node, fresh), tensors_of(x)[0].dtype, name_of(node) == "layer_norm"
     is_half = dtype in _HALVES
-    wide = add(_ATEN.to.dtype, x, torch.float32, like=x, dtype=torch.float32) if is_half else x
-    given = argument(node, 3, "eps")
+    wide = add.add(_ATEN.to.dtype, x, torch.float32, like=x, dtype=torch.float32) if is_half else x
+    given = argument(node, 4, "eps", 1e-5) if is_layer else argument(node, 3, "eps")
     least = torch.finfo(tensors_of(wide)[0].dtype).eps if given is None else given
-    total = add(_ATEN.sum.dim_IntList, add(_ATEN.mul.Tensor, wide, wide, like=wide), [-1], True, like=wide, rows=True)
-    mean = add(_ATEN.add.Tensor, add(_ATEN.div.Tensor, total, size, like=total), least, like=total)
-    result = add(_ATEN.mul.Tensor, wide, add(_ATEN.rsqrt.default, mean, like=mean), like=wide)
-    result = add(_ATEN.to.dtype, result, dtype, like=result, dtype=dtype) if is_half else result
-    result = result if weight is None else add(_ATEN.mul.Tensor, result, weight, like=node)
+    if is_layer:
+        wide = add.add(_ATEN.sub.Tensor, wide, add.mean(wide, size), like=wide)
+    square = add.mean(add.add(_ATEN.mul.Tensor, wide, wide, like=wide), size)
+    root = add.add(_ATEN.rsqrt.default, add.add(_ATEN.add.Tensor, square, least, like=square), like=square)
+    result = add.add(_ATEN.mul.Tensor, wide, root, like=wide)
+    if is_layer and weight is not None:
+        result = add.add(_ATEN.mul.Tensor, result, weight, like=result)
+    if is_layer and argument(node, 3, "bias") is not None:
+        result = add.add(_ATEN.add.Tensor, result, argument(node, 3, "bias"), like=result)
+    result = add.add(_ATEN.to.dtype, result, dtype, like=result, dtype=dtype) if is_half else result
+    if not is_layer and weight is not None:  # which is rounded before it is scaled, as PyTorch has it
+        result = add.add(_ATEN.mul.Tensor, result, weight, like=node)
     own = tensors_of(node)[0].storage
     result.meta["value"] = replace(result.meta["value"], storage=own)
     node.replace_all_uses_with(result)

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from dovetail.compiler.ir.aliasing import asks_size
 from dovetail.compiler.ir.program import Program, tensors_of
 from dovetail.compiler.ir.state import PARTIAL, WHOLE, Split, State
+from dovetail.compiler.ir.value import filled_stride, ordered_stride
 from dovetail.compiler.states.strategy import Strategy, local_sizes, takes_part
 from dovetail.compiler.states.table import local_call
 from dovetail.passes.states.folding import operands_of
@@ -76,14 +77,16 @@ class Members:
         if operand not in self.states or self.states[operand] == (need,):
             return self.values[operand][member]
         assert need != PARTIAL
-        return cut(self.whole(operand), need, member, self.count)
+        (kind,) = tensors_of(operand)
+        part = cut(self.whole(operand), need, member, self.count)
+        return torch.empty_strided(part.shape, ordered_stride(part.shape, kind.stride), dtype=part.dtype).copy_(part)
 
     def whole(self, node: Node) -> Any:
         """A value as all members have it together; terms of a sum are added in order, in float32 at least."""
         parts, (state,) = self.values[node], self.states[node]
         if isinstance(state, Split):
             (kind,) = tensors_of(node)
-            joined = torch.empty(kind.sizes, dtype=kind.dtype)
+            joined = torch.empty_strided(kind.sizes, filled_stride(kind), dtype=kind.dtype)  # type: ignore[arg-type]
             for member, part in enumerate(parts):
                 at = 0
                 for start, stop in state.ranges(member):

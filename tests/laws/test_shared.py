@@ -40,6 +40,7 @@ from dovetail.passes.simulate.memory import simulate
 from dovetail.passes.states.share import share
 from dovetail.passes.states.solution import Solution
 from dovetail.passes.states.solve import solve
+from dovetail.passes.states.statistics import take_norms_apart
 from dovetail.passes.verify.deep import verify_deep
 from dovetail.runtime import sim
 from dovetail.runtime.executor import Executor
@@ -71,6 +72,17 @@ class Share(Pass):
         return Change(share(program, self.chooser(program)), "reshards")
 
 
+@dataclass(frozen=True)
+class NormsApart(Pass):
+    """Takes norms over all heads apart."""
+
+    name: ClassVar[str] = "norms-apart"
+    shares: tuple[int, ...] = ()
+
+    def run(self, program: Program) -> Change:
+        return Change(take_norms_apart(program, self.shares), "norms")
+
+
 class Chooser:
     """Draws a way to compute each operation, most often one that takes its operands as they are."""
 
@@ -100,7 +112,7 @@ def values_of(node: Node) -> list[Node]:
 
 
 def shared(
-    name: str, shares: Sequence[int], chooser: Callable[[Program], Chosen]
+    name: str, shares: Sequence[int], chooser: Callable[[Program], Chosen], mode: str = "free"
 ) -> tuple[torch.nn.Module, dict[str, Any], Program]:
     """A module with its arguments, and its program over as many simulated devices as there are shares."""
     module, call = TINY[name].make(torch.float64)
@@ -110,6 +122,7 @@ def shared(
     steps = [
         Simplify(),
         FindBlocks(),
+        *((NormsApart(tuple(shares)),) if mode == "tensor" else ()),
         Assign(everything),
         Pin(),
         Share(chooser),
@@ -179,5 +192,20 @@ def test_states_that_were_solved_run_as_programs(name: str, seed: int) -> None:
         states = found.strategies if isinstance(found, Solution) else {}
         return states.get
 
-    module, call, program = shared(name, shares, solved)
+    module, call, program = shared(name, shares, solved, mode)
     expect_sound(module, call, program)
+
+
+@pytest.mark.parametrize("name", ["WanTransformer3DModel", "LTXVideoTransformer3DModel"])
+def test_programs_with_norms_over_all_heads_run_without_gathering_these(name: str) -> None:
+    def solved(program: Program) -> Chosen:
+        found = solve(program, group((1, 1)), "tensor")
+        assert isinstance(found, Solution)
+        return found.strategies.get
+
+    came = []
+    for mode in ("free", "tensor"):
+        module, call, program = shared(name, (1, 1), solved, mode)
+        expect_sound(module, call, program)
+        came.append(crossing_bytes(program))
+    assert came[1] < came[0]

@@ -11,6 +11,7 @@ from dovetail.compiler.ir.state import Split
 from dovetail.compiler.states.strategy import name_of
 from dovetail.passes.states.candidates import wanted, ways
 from dovetail.passes.states.folding import folded
+from dovetail.passes.states.modes import VECTORS, posed
 from dovetail.passes.states.solution import Solution
 from dovetail.passes.states.solve import solve
 
@@ -101,3 +102,20 @@ def test_rotated_queries_stay_with_their_heads() -> None:
         assert isinstance(found, Solution)
         between = [change for change in found.account.changes if change.readers != (program.output,)]
         assert between == [], in_place
+
+
+def test_no_device_has_an_activation_whose_row_ends_within_a_vector_where_bits_are_kept() -> None:
+    """Kernels compute so many numbers at once, and what is left of a row one by one, which rounds otherwise."""
+    for features in (20, 64):
+        program = traced(nn.Sequential(nn.Linear(16, features), nn.SiLU()), torch.randn(1, 12, 16))
+        question = posed(program, group(2, 1), "sequence").problem
+        (silu,) = (node for node in question.ways if name_of(node) == "silu")
+        inner = [
+            state.length(member) * (features if state.axis == 1 else 1)
+            for way in question.ways[silu]
+            for state in way.results
+            if isinstance(state, Split)
+            for member in (0, 1)
+        ]
+        assert all(length % VECTORS == 0 for length in inner)
+        assert bool(inner) == (features == 64)

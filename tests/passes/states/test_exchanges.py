@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import accumulate, pairwise, product
+from math import prod
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dovetail.compiler.ir.boxes import landings
 from dovetail.compiler.ir.slices import bounds_of
 from dovetail.compiler.ir.state import PARTIAL, WHOLE, Split, State
-from dovetail.passes.states.exchanges import can_change, flow_of
+from dovetail.passes.states.exchanges import Flow, can_change, flow_of
+from dovetail.passes.states.shares import parts_of_sum
 
 from .groups import group
 
@@ -65,3 +68,60 @@ def test_nothing_is_sent_of_what_all_have_and_nothing_becomes_terms() -> None:
     flow = flow_of(group(1, 1), WHOLE, Split(0, (bounds_of(4, (1, 1)),)), SHAPE, 2)
     assert not any(map(any, flow))
     assert not can_change(WHOLE, PARTIAL)
+
+
+def _landed(source: State, target: State, shape: tuple[int, ...], count: int, itemsize: int) -> Flow:
+    """The bytes of the boxes that devices send one another."""
+    total = itemsize * prod(shape)
+
+    def own(one: int) -> list[int]:
+        return [size if not isinstance(source, Split) or axis != source.axis else source.length(one)
+                for axis, size in enumerate(shape)]  # fmt: skip
+
+    def sent(one: int, other: int) -> int:
+        parts = (landing.taken.part(tuple(own(one))) for landing in landings(source, target, one, other))
+        held = source.share(one) if isinstance(source, Split) else 1.0
+        return round(sum(part * held for part in parts) * total) if one != other else 0
+
+    return tuple(tuple(sent(one, other) for other in range(count)) for one in range(count))
+
+
+@st.composite
+def _changes(draw: st.DrawFn) -> tuple[list[int], tuple[int, ...], State, State]:
+    """Shares, a shape, and two states of a tensor of it, of which the first is split in any segments."""
+    shares = draw(SHARES)
+    shape = draw(st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9)))
+
+    def split() -> Split:
+        axis = draw(st.integers(0, 2))
+        ends = sorted({0, shape[axis], *draw(st.lists(st.integers(1, shape[axis]), max_size=3))})
+        each = [[at + start for at in (0, *accumulate(stop - start for start, stop in bounds_of(end - start, shares)))]
+                for start, end in pairwise(ends)]  # fmt: skip
+        return Split(axis, tuple(tuple(pairwise(one)) for one in each))
+
+    return shares, shape, split(), draw(st.sampled_from([WHOLE, split()]))
+
+
+@given(_changes())
+def test_bytes_by_formula_are_those_of_the_boxes_that_are_sent(
+    change: tuple[list[int], tuple[int, ...], State, State],
+) -> None:
+    shares, shape, source, target = change
+    flow = flow_of(group(*shares), source, target, shape, 4)
+    expected = _landed(source, target, shape, len(shares), 4)
+    assert flow == (expected if source != target else ((0,) * len(shares),) * len(shares))
+
+
+@given(_changes())
+def test_the_bytes_of_a_sum_are_those_of_its_terms_and_of_its_parts(
+    change: tuple[list[int], tuple[int, ...], State, State],
+) -> None:
+    """Each device has a term, one behind another, and is sent what is its part of each; then parts go to all."""
+    shares, shape, _, target = change
+    count = len(shares)
+    into = target if isinstance(target, Split) else parts_of_sum(shape, count)
+    terms = Split(0, (tuple(pairwise(range(count + 1))),))
+    together = _landed(terms, Split(into.axis + 1, into.segments), (count, *shape), count, 4)
+    after = _landed(into, target, shape, count, 4) if target == WHOLE else ((0,) * count,) * count
+    expected = tuple(tuple(map(sum, zip(*rows, strict=True))) for rows in zip(together, after, strict=True))
+    assert flow_of(group(*shares), PARTIAL, target, shape, 4) == expected

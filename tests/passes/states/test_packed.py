@@ -41,9 +41,9 @@ class Attending(nn.Module):
         return x + self.back(functional.gelu(self.into(x)))
 
 
-def packed(quant: str) -> tuple[Program, dict[str, Tensor]]:
+def packed(quant: str, module: nn.Module | None = None) -> tuple[Program, dict[str, Tensor]]:
     """A program whose matrices rest in a type, with these and its other weights."""
-    module = Attending()
+    module = module or Attending()
     program = trace(module, (torch.randn(1, 16, WIDE),), {})
     set_types(program, {weight.name: quant for weight in program.weights.values() if len(weight.shape) == 2})
     weights: dict[str, Tensor] = {name: one.detach() for name, one in module.named_parameters()}

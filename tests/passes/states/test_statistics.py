@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn import functional
 
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program, tensors_of
@@ -15,13 +17,29 @@ from dovetail.passes.rewrites.simplify import Simplify
 from dovetail.passes.states.modes import posed
 from dovetail.passes.states.solution import Solution
 from dovetail.passes.states.solve import solve
-from dovetail.passes.states.statistics import with_statistics
+from dovetail.passes.states.statistics import best_form, take_norms_apart, with_statistics
 from testbed.zoo.everything import TINY
 from tests.laws.members import run_by_members
 
 from .groups import group
+from .test_packed import WIDE, packed
 
-OVER_HEADS = ["WanTransformer3DModel", "LTXVideoTransformer3DModel"]
+OVER_HEADS = ["WanTransformer3DModel", "LTXVideoTransformer3DModel", "LuminaNextDiT2DModel"]
+
+
+class Normed(nn.Module):
+    """Attention of queries and keys that are normalized over all heads, on a stream that is normalized before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.of_q, self.of_k = (nn.RMSNorm(WIDE) for _ in range(3))
+        self.q, self.k, self.v, self.out = (nn.Linear(WIDE, WIDE) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.before(x)
+        each = self.of_q(self.q(y)), self.of_k(self.k(y)), self.v(y)
+        q, k, v = (one.unflatten(-1, (8, -1)).transpose(1, 2) for one in each)
+        return x + self.out(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
 
 
 def _traced(name: str, dtype: torch.dtype) -> tuple[Program, torch.nn.Module, dict[str, object]]:
@@ -37,7 +55,7 @@ def _run(program: Program, module: torch.nn.Module, call: dict[str, object]) -> 
 
 
 def _norms(program: Program) -> int:
-    return sum(name_of(node) == "rms_norm" for node in program.ops())
+    return sum(name_of(node) in ("rms_norm", "layer_norm") for node in program.ops())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -52,7 +70,7 @@ def test_a_norm_over_all_heads_is_what_its_statistics_and_the_rest_are(name: str
         torch.testing.assert_close(found, whole, rtol=error, atol=error * max(1.0, whole.abs().max().item()))
 
 
-@pytest.mark.parametrize("name", OVER_HEADS)
+@pytest.mark.parametrize("name", OVER_HEADS[:2])
 def test_members_without_whole_weights_send_less_of_norms_that_are_taken_apart(name: str) -> None:
     program, module, call = _traced(name, torch.float64)
     apart = with_statistics(program)
@@ -78,3 +96,29 @@ def test_what_is_taken_apart_can_be_printed_and_equal_blocks_stay_equal() -> Non
 def test_norms_of_each_head_and_of_tokens_stay_as_they_are() -> None:
     program, _, _ = _traced("FluxTransformer2DModel", torch.float32)
     assert [name_of(node) for node in with_statistics(program).ops()] == [name_of(node) for node in program.ops()]
+
+
+def test_the_norm_of_a_stream_of_packed_weights_stays_as_it_is() -> None:
+    """Packed matmuls want blocks of columns of what they read, which is no reason to take norms before them apart."""
+    program, _ = packed("Q8_0", Normed())
+    apart = with_statistics(program)
+    assert [_norms(one) for one in (program, apart)] == [3, 1]
+
+
+@pytest.mark.parametrize("name", OVER_HEADS)
+def test_a_program_and_its_copy_are_taken_apart_alike(name: str) -> None:
+    program, _, _ = _traced(name, torch.float32)
+    copy = program.copy()
+    assert take_norms_apart(program) == take_norms_apart(copy) > 0
+    assert [(one.name, one.target) for one in program.ops()] == [(one.name, one.target) for one in copy.ops()]
+
+
+@pytest.mark.parametrize("latency", [1e-7, 1e-3])
+@pytest.mark.parametrize("name", OVER_HEADS)
+def test_norms_are_taken_apart_where_weights_are_split_and_that_takes_less(name: str, latency: float) -> None:
+    program, devices = _traced(name, torch.float32)[0], group(1, 1, latency=latency)
+    assert best_form(program, devices, "sequence") is program
+    found = solve(best_form(program, devices, "tensor"), devices, "tensor")
+    others = [solve(one, devices, "tensor") for one in (program, with_statistics(program))]
+    assert isinstance(found, Solution)
+    assert found.account.seconds == min(one.account.seconds for one in others if isinstance(one, Solution))
