@@ -23,6 +23,7 @@ from dovetail.passes.rewrites.simplify import Simplify
 from dovetail.passes.simulate.cost import cost_of
 from dovetail.passes.states.exchanges import Group
 from dovetail.passes.states.modes import MODES, Limits
+from dovetail.passes.states.narrowing import narrow
 from dovetail.passes.states.solution import NotPossible
 from dovetail.passes.states.solve import solve
 from dovetail.passes.states.statistics import with_statistics
@@ -39,6 +40,7 @@ def traced(entry: FullSize) -> Program:
     module, call = entry.make()
     program = trace(module, (), call)
     Simplify().run(program)
+    narrow(program)
     return program
 
 
