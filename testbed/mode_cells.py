@@ -25,7 +25,7 @@ from dovetail.compiler.devices.device import Device
 from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.devices.speeds import Speed, Speeds
 from dovetail.compiler.frontend.trace import trace
-from dovetail.compiler.ir.program import Program, origin_of, tensors_of
+from dovetail.compiler.ir.program import Program, origin_of
 from dovetail.compiler.ir.state import WHOLE
 from dovetail.compiler.states.convolutions import NAMES as CONVOLUTIONS
 from dovetail.compiler.states.parts import crossing_bytes
