@@ -6,13 +6,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.state import Split
 from dovetail.compiler.states.strategy import name_of
+from dovetail.passes.rewrites.simplify import Simplify
 from dovetail.passes.states.candidates import wanted, ways
 from dovetail.passes.states.folding import folded
 from dovetail.passes.states.solution import Solution
 from dovetail.passes.states.solve import solve
+from testbed.zoo.everything import TINY
 
 from .groups import Attention, Gated, group, traced
 
@@ -101,3 +104,14 @@ def test_rotated_queries_stay_with_their_heads() -> None:
         assert isinstance(found, Solution)
         between = [change for change in found.account.changes if change.readers != (program.output,)]
         assert between == [], in_place
+
+
+def test_patches_of_pictures_are_split_by_the_batch() -> None:
+    """What makes them of an input are views alone, in which no parameter has a part."""
+    module, call = TINY["LuminaNextDiT2DModel"].make(torch.float32)
+    program = trace(module, (), call)
+    Simplify().run(program)
+    found = solve(program, group(1, 1), "batch")
+    assert isinstance(found, Solution)
+    (first, *_) = (node for node in found.strategies if name_of(node) == "linear")
+    assert found.strategies[first].results == (Split(0, (((0, 1), (1, 2)),)),)
