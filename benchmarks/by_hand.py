@@ -23,13 +23,11 @@ import diffusers
 from dovetail.compiler.errors import DovetailError
 from dovetail.compiler.ir.program import Program, tensors_of
 from dovetail.passes.states.exchanges import kind_of
-from dovetail.passes.states.modes import LITTLE, Limits
 from dovetail.passes.states.problem import Change
 from dovetail.passes.states.solution import NotPossible, Solution
 from dovetail.passes.states.solve import solve
-from testbed.hand_written import ENTRIES, KINDS, Sent, kinds_of, sent_by_hand
-
-from .states import group_of, traced
+from testbed.hand_written import ENTRIES, KINDS, Sent, kinds_of, most_weights, sent_by_hand
+from testbed.published_states import group_of, traced
 
 COUNTS = (2, 4)
 CARD = "L20"
@@ -88,12 +86,6 @@ def rows(name: str, program: Program, count: int) -> Iterator[str]:
 
 def _mode_of(kind: str) -> str:
     return "tensor" if kind == KINDS[0] else "sequence"
-
-
-def most_weights(program: Program, mode: str, count: int) -> Limits:
-    """The most bytes of weights of each of some devices."""
-    total = sum(weight.nbytes for weight in program.weights.values())
-    return (int(total * (1 / count + LITTLE)),) * count if mode == "tensor" else ()
 
 
 def _solved(program: Program, mode: str, count: int) -> tuple[Solution | NotPossible, float]:

@@ -24,6 +24,9 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dovetail.compiler.ir.program import Program
+from dovetail.passes.states.modes import LITTLE, Limits
+
 from .zoo.full_size import FULL_SIZE
 from .zoo.meta import FullSize, meta
 
@@ -122,6 +125,12 @@ def kinds_of(name: str) -> tuple[str, ...]:
     cls = getattr(d, name)
     has_tensor, has_context = (getattr(cls, one, None) is not None for one in ("_tp_plan", "_cp_plan"))
     return KINDS[: int(has_tensor)] + KINDS[1:] * int(has_context)
+
+
+def most_weights(program: Program, mode: str, count: int) -> Limits:
+    """The most bytes of weights of each of some devices beside a plan for tensors."""
+    total = sum(weight.nbytes for weight in program.weights.values())
+    return (int(total * (1 / count + LITTLE)),) * count if mode == "tensor" else ()
 
 
 def sent_by_hand(name: str, kind: str, count: int) -> Sent:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.by_hand import most_weights
-from benchmarks.states import group_of, traced
 from dovetail.compiler.ir.program import tensors_of
 from dovetail.passes.states.solution import Solution
 from dovetail.passes.states.solve import solve
-from testbed.hand_written import ENTRIES, kinds_of, sent_by_hand
+from testbed.hand_written import ENTRIES, kinds_of, most_weights, sent_by_hand
+from testbed.published_states import group_of, traced
 from tests.cases import drawn
 
 UNKNOWN = {"LTX2VideoTransformer3DModel": "its plan does not run", "QwenImage21Transformer2DModel": "no trace takes it"}
