@@ -15,37 +15,20 @@ import argparse
 import time
 from collections.abc import Iterator
 
-from dovetail.compiler.devices.rig import Rig
-from dovetail.compiler.devices.speeds import speeds_of
-from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
-from dovetail.passes.rewrites.simplify import Simplify
 from dovetail.passes.simulate.cost import cost_of
 from dovetail.passes.states.exchanges import Group
 from dovetail.passes.states.modes import MODES, Limits
 from dovetail.passes.states.solution import NotPossible
 from dovetail.passes.states.solve import solve
 from dovetail.passes.states.statistics import with_statistics
+from testbed.published_states import group_of, traced
 from testbed.zoo.full_size_diffusion import deepened
-from testbed.zoo.meta import FULL_SIZE, FullSize
+from testbed.zoo.meta import FULL_SIZE
 
 NAMES = ("flux-dev", "wan2.1-14b", "sd3.5-large", "qwen-image", "sdxl-unet")
 SHARES = ((1, 1), (1, 1, 1, 1), (5, 3, 2))
 HAND_WRITTEN = 0.56
-
-
-def traced(entry: FullSize) -> Program:
-    """The program of a model as it is published."""
-    module, call = entry.make()
-    program = trace(module, (), call)
-    Simplify().run(program)
-    return program
-
-
-def group_of(card: str, shares: tuple[int, ...]) -> Group:
-    """Equal cards that work at once."""
-    rig = Rig.parse(",".join([*(f"cuda{index}=24GiB@{card}" for index in range(len(shares))), "cpu=64GiB"]))
-    return Group(tuple(one for one in rig.devices if not one.is_host), shares, speeds_of(rig))
 
 
 def rows(program: Program, group: Group, modes: tuple[str, ...], most: Limits = (), mark: str = "") -> Iterator[str]:

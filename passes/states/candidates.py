@@ -6,7 +6,8 @@ of them to be split. What is wanted of a result is, by the rules, wanted of oper
 are not torn. Nobody says where heads or pairs of rotary features are: a reshape takes a unit along.
 
 Then states are offered, from inputs to results: what the rules yield of what operands are offered in, and of what is
-wanted. Values that no parameter has a part in (positions, masks) are whole: there is nothing to gain.
+wanted. Values that no parameter has a part in (positions, masks) are whole: there is nothing to gain. But patches of
+inputs that are offered in states are not whole.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from math import prod
 from torch.fx import Node
 
 from ...compiler.checkpoints.quantized_types import block_of
-from ...compiler.ir.aliasing import writers_of
+from ...compiler.ir.aliasing import Alias, alias_class, writers_of
 from ...compiler.ir.program import tensors_of, weight_name
 from ...compiler.ir.state import PARTIAL, WHOLE, Split, State
 from ...compiler.states.convolutions import NAMES as CONVOLUTIONS
@@ -259,7 +260,8 @@ def ways(
         wants: states that are wanted of results.
         from_inputs: whether what is computed of those inputs alone is split too, and not only that of parameters.
     """
-    learned, offered = _learned(folded, given if from_inputs else ()), defaultdict[Tensor, dict[State, None]](dict)
+    open_to = _learned(folded, given if from_inputs else ()) | _passing(folded, given)
+    offered = defaultdict[Tensor, dict[State, None]](dict)
     offered.update({(node, 0): dict.fromkeys(states) for node, states in given.items()})
     written, found = writers_of(folded.program).keys(), dict[Node, tuple[Strategy, ...]]()
 
@@ -273,10 +275,20 @@ def ways(
         for node in folded.nodes:
             every = dict.fromkeys(map(_Key, strategies(node, lambda one, at=node: offers(at, one))))  # type: ignore[misc]
             sound = [key.strategy for key in every if _is_sound(node, key.strategy, written)]
-            found[node] = tuple(sound[: MOST_WAYS if node in learned else 1])
+            found[node] = tuple(sound[: MOST_WAYS if node in open_to else 1])
             for chosen in found[node]:
                 for at, state in enumerate(chosen.results):
                     _offer(offered[node, at], state)
+    return found
+
+
+def _passing(folded: Folded, given: Iterable[Node]) -> set[Node]:
+    """The operations that but pass on what inputs hold that are offered in states: patches of them, or other dtypes."""
+    found = set(given)
+    for node in folded.nodes:
+        is_passing = alias_class(node.target) in (Alias.VIEW, Alias.MAYBE)
+        if is_passing and not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
     return found
 
 

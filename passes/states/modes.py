@@ -1,14 +1,14 @@
 """What a mode allows: constraints on ways and on the bytes of weights of each device, nothing else.
 
 ``batch``: only states that the batch of the inputs gives; ``sequence``: weights whole, and not by the batch;
-``tensor``: no device has more of what can be split of the weights than its share and a little; ``spatial``: weights
-whole, and only states that follow where the pictures of the inputs are split along one axis; ``free``: all.
+``tensor``: no device has more of what can be split of the weights than its share, in units, and a little; ``spatial``:
+weights whole, and only states that follow where the pictures of the inputs are split along one axis; ``free``: all.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeAlias
@@ -134,17 +134,26 @@ def _tears_vectors(node: Node, way: Strategy) -> bool:
 
 
 def _most(problem: Problem) -> Limits:
-    """The share of each device in weights that can be split, all of the others, and a little."""
-    total, fixed, shares = 0, 0, problem.group.shares
+    """The share of each device in weights that can be split, all of the others, and a little.
+
+    Of a weight of few units, such as heads, it is what the least way has the device hold, if that is more.
+    """
+    total, shares = sum(nbytes for _, nbytes in problem.weights), problem.group.shares
+    least = [0.0] * len(shares)
     for readings, nbytes in problem.weights:
-        total += nbytes
-        fixed += 0 if any(_can_be_parted(problem, *reading) for reading in readings) else nbytes
-    parts = (share / sum(shares) for share in shares)
-    return tuple(round(min(total, fixed + (total - fixed) * part + total * LITTLE)) for part in parts)
+        parts = [state for reading in readings for state in _parted(problem, *reading)]
+        for member, share in enumerate(shares):
+            held = min((state.share(member) for state in parts), default=1.0)
+            least[member] += nbytes * max(share / sum(shares), held)
+    return tuple(round(min(total, nbytes + total * LITTLE)) for nbytes in least)
 
 
-def _can_be_parted(problem: Problem, node: Node, operand: Node) -> bool:
-    return any(way.takes(operand) != WHOLE for way in problem.ways.get(node, ()))
+def _parted(problem: Problem, node: Node, operand: Node) -> Iterator[Split]:
+    """The states in which an operation may read a part of a weight."""
+    for way in problem.ways.get(node, ()):
+        state = way.takes(operand)
+        if isinstance(state, Split):
+            yield state
 
 
 def _facts(way: Strategy) -> object:

@@ -6,14 +6,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.state import Split
 from dovetail.compiler.states.strategy import name_of
+from dovetail.passes.rewrites.simplify import Simplify
 from dovetail.passes.states.candidates import wanted, ways
 from dovetail.passes.states.folding import folded
 from dovetail.passes.states.modes import VECTORS, posed
 from dovetail.passes.states.solution import Solution
 from dovetail.passes.states.solve import solve
+from testbed.zoo.everything import TINY
 
 from .groups import Attention, Gated, group, traced
 
@@ -119,3 +122,14 @@ def test_no_device_has_an_activation_whose_row_ends_within_a_vector_where_bits_a
         ]
         assert all(length % VECTORS == 0 for length in inner)
         assert bool(inner) == (features == 64)
+
+
+def test_patches_of_pictures_are_split_by_the_batch() -> None:
+    """What makes them of an input are views alone, in which no parameter has a part."""
+    module, call = TINY["LuminaNextDiT2DModel"].make(torch.float32)
+    program = trace(module, (), call)
+    Simplify().run(program)
+    found = solve(program, group(1, 1), "batch")
+    assert isinstance(found, Solution)
+    (first, *_) = (node for node in found.strategies if name_of(node) == "linear")
+    assert found.strategies[first].results == (Split(0, (((0, 1), (1, 2)),)),)

@@ -9,12 +9,15 @@ import sys
 import torch
 from torch.fx import Node
 
+from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.state import PARTIAL, Split
 from dovetail.compiler.states.strategy import name_of
+from dovetail.passes.rewrites.simplify import Simplify
 from dovetail.passes.states.exchanges import kind_of
 from dovetail.passes.states.solution import NotPossible, Solution
 from dovetail.passes.states.solve import solve
+from testbed.zoo.everything import TINY
 
 from .groups import Attention, Gated, Layers, group, traced
 
@@ -145,3 +148,13 @@ def test_a_solution_says_each_change_with_its_bytes() -> None:
     text = str(_solved(program, 1, 1, mode="sequence"))
     assert text.startswith("sequence over 1:1, ")
     assert "all-gather × 1 to whole for %output: sends 4096 4096 B" in text
+
+
+def test_three_devices_have_four_heads_apart() -> None:
+    """One of them has two heads, half of the weights of attention, which is more than its share and a little."""
+    module, call = TINY["CLIPVisionModel"].make(torch.float32)
+    program = trace(module, (), call)
+    Simplify().run(program)
+    found = solve(program, group(1, 1, 1), "tensor")
+    assert isinstance(found, Solution)
+    assert max(found.account.weights) < 0.6 * sum(weight.nbytes for weight in program.weights.values())

@@ -1,0 +1,28 @@
+"""Published models as states are solved for them, and groups of cards."""
+
+from __future__ import annotations
+
+from dovetail.compiler.devices.rig import Rig
+from dovetail.compiler.devices.speeds import speeds_of
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.program import Program
+from dovetail.passes.rewrites.simplify import Simplify
+from dovetail.passes.states.exchanges import Group
+from dovetail.passes.states.narrowing import narrow
+
+from .zoo.meta import FullSize
+
+
+def traced(entry: FullSize) -> Program:
+    """The program of a model as it is published."""
+    module, call = entry.make()
+    program = trace(module, (), call)
+    Simplify().run(program)
+    narrow(program)
+    return program
+
+
+def group_of(card: str, shares: tuple[int, ...]) -> Group:
+    """Equal cards that work at once."""
+    rig = Rig.parse(",".join([*(f"cuda{index}=24GiB@{card}" for index in range(len(shares))), "cpu=64GiB"]))
+    return Group(tuple(one for one in rig.devices if not one.is_host), shares, speeds_of(rig))
