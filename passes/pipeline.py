@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from ..compiler.errors import PassError, SpecError, UsageError
 from ..compiler.ir.program import Program
+from ..compiler.spec.modes import TOGETHER
 from ..compiler.units import parse_bytes
 from .infra.base import Pass
 from .infra.manager import Callback, PassManager
@@ -34,7 +35,7 @@ from .rewrites.lower_packed import Quantize
 from .rewrites.reorder import Reorder
 from .rewrites.reuse import Reuse
 from .rewrites.simplify import Simplify
-from .states.states import SPLIT_MODES, States
+from .states.states import States
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ def default_passes(
 
 def _placing(split_mode: str, shares: tuple[float, ...], headroom: int | None) -> Pass:
     """The pass that places weights in a split mode."""
-    if split_mode in SPLIT_MODES:
+    if split_mode in TOGETHER:
         return States(split_mode, shares, headroom)
     return {"layer": Place, "row": Rows}[split_mode](shares=shares, headroom=headroom)
 

@@ -20,6 +20,7 @@ from ...compiler.devices.speeds import SPREAD
 from ...compiler.durations import duration
 from ...compiler.errors import UsageError
 from ...compiler.ir.program import Program
+from ...compiler.spec.modes import TOGETHER
 from ..infra.base import Change, Pass
 from ..placement.assignment import check_needs
 from ..placement.place import Place
@@ -27,9 +28,6 @@ from .fitting import Fitted, fitted, together
 from .solution import NotPossible
 
 logger = logging.getLogger(__name__)
-
-SPLIT_MODES = ("tensor", "sequence", "batch")
-"""The modes in which a person may have a component split so."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +48,8 @@ class States(Pass):
     headroom: int | None = None
 
     def __post_init__(self) -> None:
-        if self.mode not in SPLIT_MODES:
-            raise UsageError(f"states are not solved for a mode {self.mode!r}: there are {', '.join(SPLIT_MODES)}")
+        if self.mode not in TOGETHER:
+            raise UsageError(f"states are not solved for a mode {self.mode!r}: there are {', '.join(TOGETHER)}")
 
     def run(self, program: Program) -> Change:
         """Solves, checks, and only then changes the program.
@@ -86,7 +84,7 @@ def split_mode_of(program: Program) -> str:
     if program.is_sliced:
         return "row"
     steps = [step.partition("mode=")[2] for step in program.history if step.startswith(f"{States.name}{{")]
-    named = next((mode for mode in SPLIT_MODES if steps and steps[-1].startswith(mode)), "layer")
+    named = next((mode for mode in TOGETHER if steps and steps[-1].startswith(mode)), "layer")
     return named if program.is_grouped else "layer"
 
 
