@@ -104,7 +104,7 @@ def weight_on(program: Program, reader: Node, node: Node, device: Device) -> Wei
     state = WHOLE if chosen is None else chosen.takes(node)
     if not isinstance(state, Split):
         return weight
-    return weight.part(state.axis, state.ranges(placement_of(reader).group.index(device)))
+    return weight.stored_as(state.axis, state.ranges(placement_of(reader).group.index(device)))
 
 
 def pieces(program: Program) -> dict[str, tuple[Weight, Device]]:

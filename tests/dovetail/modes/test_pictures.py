@@ -101,7 +101,9 @@ def test_a_call_sends_what_its_program_says(mode: str) -> None:
         with torch.no_grad():
             module(*args, **kwargs)
         came = sum(sim.stats(index).bytes_in for index in range(2)) - came
-        inputs = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor) and one.device.type == "cpu"]
+        inputs = [
+            one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor) and one.device.type == "cpu"
+        ]
         assert came - sum(one.nbytes for one in inputs) == crossing_bytes(program)
         assert [usage.total > 0 for usage in simulate(program).values()] == [True, True]
 
