@@ -11,7 +11,7 @@ from torch.fx import Node
 from ..compiler.ir.ops import RESHARD
 from ..compiler.ir.program import Program, placement_of, state_of, states_of
 from ..compiler.ir.split import source_of
-from ..compiler.ir.state import PARTIAL, Split
+from ..compiler.ir.state import PARTIAL, WHOLE, Split
 from ..compiler.states.parts import sent
 from ..compiler.units import counted, format_bytes
 from ..passes.states.exchanges import kind_of
@@ -64,4 +64,6 @@ def _kind(moving: Node) -> str:
     if moving.target is not RESHARD:
         return "copy"
     source, target = state_of(source_of(moving)), state_of(moving)
+    if source == WHOLE and target != WHOLE:
+        return "scatter"
     return "copy to all" if source == target else kind_of(source, target)

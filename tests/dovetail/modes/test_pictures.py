@@ -116,3 +116,23 @@ def test_a_call_of_one_picture_has_no_batch_and_is_placed_by_layers(caplog: pyte
         assert torch.equal(paint(pipe, call).cpu(), expected)
         (program,) = programs_of(pipe)
         assert split_mode_of(program) == "layer"
+
+
+@pytest.mark.parametrize("mode", ["tensor", "sequence"])
+def test_weights_that_come_from_host_memory_take_what_was_planned(mode: str) -> None:
+    made, call = flux()
+    expected = paint(made, call)
+    before = [sim.stats(index).in_use for index in range(2)]
+    pipe = together(made, mode, "3:2", params_backend={"diffusion": "cpu"}, max_vram="sim0=1,sim1=0.0004")
+    with pipe.dovetail as handle:
+        planned = handle.plan(**call)
+        peaks = {device: peak.total for device, peak in planned.peaks().items() if device.is_simulated}
+        assert off(paint(pipe, call), expected) < NEAR
+        gc.collect()
+        for index in range(2):
+            sim.reset_peak(index)
+        assert off(paint(pipe, call), expected) < NEAR
+        assert {device: sim.stats(device.index).peak - before[device.index] for device in peaks} == peaks
+        (program,) = programs_of(pipe)
+        assert split_mode_of(program) == mode
+        assert max(peaks.values()) < 2**30
