@@ -16,6 +16,7 @@ from ..compiler.states.parts import sent
 from ..compiler.units import counted, format_bytes
 from ..passes.states.exchanges import kind_of
 
+_SEVERAL = {"copy": "copies", "copy to all": "copies to all"}
 _WAYS = ("split", "terms of sums", "whole")
 
 
@@ -35,7 +36,8 @@ def states_in_words(program: Program) -> Iterator[str]:
         counts[kind] += 1
         nbytes[kind] += sum(size for _, _, size in sent(program, one))
     for kind, count in counts.most_common():
-        yield f"Devices exchange {format_bytes(nbytes[kind])} a call in {counted(count, kind)}."
+        often = counted(count, kind, _SEVERAL.get(kind, ""))
+        yield f"Devices exchange {format_bytes(nbytes[kind])} a call in {often}."
 
 
 def _by_class(program: Program) -> Mapping[str, tuple[int, Counter[str]]]:

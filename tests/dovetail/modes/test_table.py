@@ -21,8 +21,10 @@ from dovetail.draw.graph.graphml import graphml
 from dovetail.explain.states import states_in_words
 from dovetail.passes.pipeline import default_passes, parse_passes
 from dovetail.passes.states.states import split_mode_of
+from dovetail.plans.folder import Plans
 from dovetail.runtime import sim
 from testbed.pipelines.tiny_pipelines import flux, paint
+from tests.command_line import done
 
 X = torch.linspace(-1, 1, 2 * 6 * 64).reshape(2, 6, 64)
 
@@ -192,3 +194,20 @@ def test_it_is_explained_and_drawn(mode: str) -> None:
     assert "operations of blocks.up (4 blocks)" in said or "of blocks (2 blocks)" in said, said
     assert "split" in said
     assert "<graphml" in graphml({"model": program})
+
+
+@pytest.mark.parametrize("mode", TOGETHER)
+@pytest.mark.parametrize("kind", ["text", "html", "svg", "mermaid", "dot", "json", "graphml", "trace"])
+def test_a_plan_is_shown_in_every_form_and_verified(mode: str, kind: str, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    split(mode).save(plan)
+    done("show", str(plan), "--as", kind, "-o", str(tmp_path / "shown"))
+    assert (tmp_path / "shown").stat().st_size > 0
+    assert "kept" in done("verify", str(plan))
+
+
+def test_plans_of_a_pipeline_are_used_with_their_mode(tmp_path: Path) -> None:
+    asked = ("--backend", "diffusion=sim0&sim1,te=sim1,vae=sim0", "--split-mode", "diffusion=sequence")
+    done("compile", *asked, "-o", str(tmp_path))
+    kept = Plans(tmp_path).completed({})
+    assert kept["split_mode"] == {"transformer": "sequence"}
