@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig
 from safetensors.torch import load_file
 
 from dovetail.runtime import sim
-from testbed.pipelines.tiny_pipelines import flux, paint
+from testbed.pipelines.tiny_pipelines import flux, paint, sd
 
 from .test_pictures import NEAR, off, programs_of, together
 
@@ -31,7 +32,6 @@ def states(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, torch.Ten
 
 
 def saved(folder: Path, seed: int) -> dict[str, torch.Tensor]:
-    from peft import LoraConfig
     from peft.utils import get_peft_model_state_dict
 
     pipe, _ = flux()
@@ -84,3 +84,20 @@ def test_an_adapter_is_merged_and_taken_out_again(mode: str, states: Any) -> Non
         pipe.unfuse_lora()
         pipe.unload_lora_weights()
         assert off(paint(pipe, call), plain) < NEAR
+
+
+def test_an_adapter_counts_where_halves_of_guidance_are_split_by_batch() -> None:
+    eager, call = sd()
+    made, _ = sd()
+    for one in (eager, made):
+        torch.manual_seed(3)
+        one.unet.add_adapter(LoraConfig(r=4, target_modules=["to_q", "to_v"], init_lora_weights=False), "one")
+    expected = paint(eager, call)
+    pipe = together(made, "batch", "1:1")
+    with pipe.dovetail:
+        assert off(paint(pipe, call), expected) < NEAR
+        (program,) = programs_of(pipe)
+        assert program.is_grouped
+        assert program.adapters or any(weight.kind == "adapter" for weight in program.weights.values())
+        pipe.fuse_lora()
+        assert off(paint(pipe, call), expected) < NEAR

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -136,3 +137,38 @@ def test_weights_that_come_from_host_memory_take_what_was_planned(mode: str) -> 
         (program,) = programs_of(pipe)
         assert split_mode_of(program) == mode
         assert max(peaks.values()) < 2**30
+
+
+@pytest.mark.parametrize("mode", ["tensor", "sequence"])
+def test_pictures_of_two_sizes_take_what_was_planned_in_turn(mode: str) -> None:
+    made, small = flux()
+    calls = [small, {**small, "height": 32, "width": 32}]
+    expected = [paint(made, call) for call in calls]
+    gc.collect()
+    before = [sim.stats(index).in_use for index in range(2)]
+    pipe = together(made, mode, "3:2")
+    with pipe.dovetail as handle:
+        for call, right in [*zip(calls, expected, strict=True)] * 2:
+            planned = handle.plan(**call)
+            paint(pipe, call)
+            gc.collect()
+            for index in range(2):
+                sim.reset_peak(index)
+            assert off(paint(pipe, call), right) < NEAR
+            peaks = {device: peak.total for device, peak in planned.peaks().items() if device.is_simulated}
+            assert {device: sim.stats(device.index).peak - before[device.index] for device in peaks} == peaks
+        assert [split_mode_of(one) for one in programs_of(pipe)] == [mode, mode]
+
+
+@pytest.mark.parametrize("rest", ["disk", "cpu"])
+def test_halves_of_guidance_are_split_by_batch_while_weights_come(rest: str, tmp_path: Path) -> None:
+    made, call = sd()
+    expected = paint(made, call)
+    made.save_pretrained(tmp_path)
+    devices = "diffusion=sim0&sim1,te=sim0,vae=sim0"
+    resting = f"diffusion={rest}"
+    pipe = dovetail.load_pipeline(tmp_path, backend=devices, split_mode="diffusion=batch", params_backend=resting)
+    with pipe.dovetail:
+        assert off(paint(pipe, call), expected) < NEAR
+        (program,) = programs_of(pipe)
+        assert split_mode_of(program) == "batch"
