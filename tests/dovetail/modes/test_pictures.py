@@ -172,3 +172,17 @@ def test_halves_of_guidance_are_split_by_batch_while_weights_come(rest: str, tmp
         assert off(paint(pipe, call), expected) < NEAR
         (program,) = programs_of(pipe)
         assert split_mode_of(program) == "batch"
+
+
+@pytest.mark.parametrize("mode", ["tensor", "sequence"])
+def test_a_device_with_little_memory_gets_its_weights_as_they_are_read(mode: str) -> None:
+    made, call = flux()
+    expected = paint(made, call)
+    devices = "diffusion=sim0&sim1,te=sim0,vae=sim0"
+    pipe = dovetail.compile_pipeline(made, devices, split_mode=f"diffusion={mode}", rig="sim0=1GiB,sim1=60KiB,cpu=4GiB")
+    with pipe.dovetail as handle:
+        peaks = {str(device): peak.total for device, peak in handle.plan(**call).peaks().items()}
+        assert peaks["sim1"] <= 60 * 2**10
+        assert off(paint(pipe, call), expected) < NEAR
+        (program,) = programs_of(pipe)
+        assert split_mode_of(program) == mode
