@@ -78,7 +78,9 @@ def compile(
             a budget as many stay on their devices as fit within it.
         device_map: diffusers' spelling in place of a backend: ``"balanced"``, or module path → device.
         split_mode: how it is spread; ``layer`` gives each device a contiguous range of blocks, ``row`` some rows of
-            each large matrix of the blocks, which may change the last bits of the result.
+            each large matrix of the blocks, which may change the last bits of the result. In three modes all devices,
+            of one kind, compute each operation together, which may change last bits too: ``tensor`` has each hold some
+            of the weights, ``sequence`` all weights and compute some of the tokens, ``batch`` some of the pictures.
         tensor_split: shares of the devices (``"3,1"``) in place of their free memory.
         max_vram, max_memory: budgets a device, in stable-diffusion.cpp's spelling or diffusers'.
         rig: the devices to compile for, where that is not this machine: ``"cuda0=24GiB,cuda1=16GiB"``.
@@ -128,7 +130,7 @@ def compile(
     index = None if weights is None else index_for(Wanted.of_module(module), weights)
     places = None if homes is None else named_devices(homes, request.rig)
     if homes is not None:
-        _refuse_rows(request)
+        _refuse_mode(request)
     name = type(module).__name__
     offered = request.rig_for()
     if places is not None:
@@ -230,9 +232,12 @@ def _residency_for(request: Request, name: str, devices: tuple[Device, ...], has
     return residency
 
 
-def _refuse_rows(request: Request) -> None:
-    if request.mode_for() == "row":
-        raise UsageError("a device map places each weight whole, split mode row slices them: give one of the two")
+def _refuse_mode(request: Request) -> None:
+    """Raises UsageError for a way to split that a device map leaves no room for."""
+    mode = request.mode_for()
+    if mode != "layer":
+        how = "slices them" if mode == "row" else "has all devices compute each operation together"
+        raise UsageError(f"a device map places each weight whole, split mode {mode} {how}: give one of the two")
 
 
 def _devices_in(device_map: Mapping[str, DeviceLike]) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from ..compiler.errors import PassError, SpecError, UsageError
 from ..compiler.ir.program import Program
+from ..compiler.spec.modes import TOGETHER
 from ..compiler.units import parse_bytes
 from .infra.base import Pass
 from .infra.manager import Callback, PassManager
@@ -34,6 +35,7 @@ from .rewrites.lower_packed import Quantize
 from .rewrites.reorder import Reorder
 from .rewrites.reuse import Reuse
 from .rewrites.simplify import Simplify
+from .states.states import States
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ PASSES: dict[str, type[Pass]] = {
         Chunk,
         Place,
         Rows,
+        States,
         Keep,
         Pin,
         Hoist,
@@ -78,20 +81,19 @@ def default_passes(
     chunk: int = 1,
     inductor: bool = False,
 ) -> tuple[Pass, ...]:
-    """From a fresh trace to a verified schedule, for a ``layer`` split or a ``row`` split.
+    """From a fresh trace to a verified schedule, for a ``layer`` split, a ``row`` split, or one of all values' states.
 
     With ``keep``, as many weights stay on their devices as fit there, wherever they would rest. Wide parts are computed
     in ``chunk`` chunks, which may change last bits if there are more than one. With ``inductor`` equal blocks are
     compiled once by Inductor, which may change last bits too.
     """
-    place = {"layer": Place, "row": Rows}[split_mode]
     return (
         Simplify(),
         Quantize(),
         FindBlocks(),
         Lora(),
         *((Chunk(chunk),) if chunk > 1 else ()),
-        place(shares=tuple(shares), headroom=headroom),
+        _placing(split_mode, tuple(shares), headroom),
         *((Keep(),) if keep else ()),
         Pin(),
         Hoist(),
@@ -103,6 +105,13 @@ def default_passes(
         Lower(),
         Verify(),
     )
+
+
+def _placing(split_mode: str, shares: tuple[float, ...], headroom: int | None) -> Pass:
+    """The pass that places weights in a split mode."""
+    if split_mode in TOGETHER:
+        return States(split_mode, shares, headroom)
+    return {"layer": Place, "row": Rows}[split_mode](shares=shares, headroom=headroom)
 
 
 def lowered(
@@ -234,8 +243,10 @@ def _named(name: str) -> type[Pass]:
 
 
 def _read(name: str, key: str, value: str) -> Any:
-    """An option's value: shares as ``3:1``, sizes as ``2GiB`` or in bytes."""
+    """An option's value: a mode by its name, shares as ``3:1``, sizes as ``2GiB`` or in bytes."""
     try:
+        if key == "mode":
+            return value
         if key == "shares":
             return tuple(float(share) for share in value.split(":"))
         return int(value) if value.isascii() and value.isdigit() else parse_bytes(value)

@@ -145,6 +145,11 @@ class Program:
         return bool(self.bounds)
 
     @property
+    def is_grouped(self) -> bool:
+        """Whether a group of devices computes some of it together, as by rows and in other states."""
+        return any(len(placement_of(node).group) > 1 for node in self.ops())
+
+    @property
     def kept(self) -> Residency:
         """Where most parameters are kept."""
         places = (self.residency.get(one.name) for one in self.weights.values() if one.kind == "parameter")

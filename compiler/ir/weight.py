@@ -103,6 +103,18 @@ class Weight:
         which = self.which.part(ranges) if self.which else Part(axis, merged(ranges))
         return replace(self, name=f"{self.whole}{which}", shape=which.shape(self.shape), which=which)
 
+    def stored_as(self, axis: int, ranges: Sequence[Range]) -> Weight:
+        """The part whose ranges along an axis are said of the tensor that holds the weight: bytes where it is packed.
+
+        Raises WeightError as `part` does, and where a range tears a block.
+        """
+        if not self._is_packed_along(axis):
+            return self.part(axis, ranges)
+        elements, nbytes = block_of(self.quant)
+        if any(end % nbytes for one in ranges for end in one):
+            raise WeightError(f"{self.name} has {self.quant} blocks of {nbytes} bytes: take whole blocks")
+        return self.part(axis, [(start // nbytes * elements, stop // nbytes * elements) for start, stop in ranges])
+
     def _check_part(self, axis: int, ranges: Sequence[Range]) -> None:
         ends = [0, *chain.from_iterable(ranges)]
         if not 0 <= axis < len(self.shape) or ends != sorted(ends) or (self.which and ends[-1] > self.shape[axis]):

@@ -13,7 +13,12 @@ from ..units import NUMBER, number_text
 from .items import ByComponent, Given, read_items, spec_text
 from .roles import read_key
 
-MODES = ("layer", "row", "tensor")
+TOGETHER = ("tensor", "sequence", "batch")
+"""The modes in which all devices compute each operation together, in the states that are solved for."""
+
+MODES = ("layer", "row", *TOGETHER)
+ALIASES = {"tp": "tensor", "sp": "sequence", "ulysses": "sequence", "ring": "sequence", "cfg": "batch", "dp": "batch"}
+"""Names of modes elsewhere: tensor parallel, sequence parallel and two ways of it, guidance and data parallel."""
 
 _MOST = 1e12
 Shares = tuple[float, ...]
@@ -24,7 +29,7 @@ class SplitMode(ByComponent[str]):
     """How each component is spread over its devices; `layer` where nothing is said."""
 
     def mode_for(self, attribute: str, role: str) -> str:
-        """`layer`, `row` or `tensor`."""
+        """`layer`, `row`, `tensor`, `sequence` or `batch`."""
         return self.get(attribute, role) or "layer"
 
 
@@ -79,9 +84,9 @@ def parse_tensor_split(given: Given, components: Mapping[str, str] | None = None
 
 
 def _read_mode(span: Span) -> str:
-    mode = span.value.lower()
+    mode = ALIASES.get(span.value.lower(), span.value.lower())
     if mode not in MODES:
-        raise span.error(f"{span.value!r} is not a split mode", ", ".join(MODES), MODES)
+        raise span.error(f"{span.value!r} is not a split mode", ", ".join(MODES), (*MODES, *ALIASES))
     return mode
 
 

@@ -104,7 +104,7 @@ def weight_on(program: Program, reader: Node, node: Node, device: Device) -> Wei
     state = WHOLE if chosen is None else chosen.takes(node)
     if not isinstance(state, Split):
         return weight
-    return weight.part(state.axis, state.ranges(placement_of(reader).group.index(device)))
+    return weight.stored_as(state.axis, state.ranges(placement_of(reader).group.index(device)))
 
 
 def pieces(program: Program) -> dict[str, tuple[Weight, Device]]:
@@ -126,9 +126,34 @@ def pieces(program: Program) -> dict[str, tuple[Weight, Device]]:
 def bytes_held(program: Program) -> dict[Device, int]:
     """The bytes of weights on each device of a placed program."""
     held = dict.fromkeys(program.devices, 0)
-    for weight, device in pieces(program).values():
-        held[device] += weight.nbytes
+    for weight, devices in held_on(program):
+        for device in devices:
+            held[device] += weight.nbytes
     return held
+
+
+def held_on(program: Program) -> Iterator[tuple[Weight, tuple[Device, ...]]]:
+    """What devices hold of the weights of a placed program, each with its devices.
+
+    A weight that is read whole by operations of several devices is on all of these; else it is at its home.
+    """
+    readers = {} if program.is_sliced else _readers(program)
+    for weight, home in pieces(program).values():
+        yield weight, tuple(readers.get(weight.name, ())) or (home,)
+
+
+def _readers(program: Program) -> dict[str, dict[Device, None]]:
+    """The devices of the groups that read each weight, or part of one, by name."""
+    found: dict[str, dict[Device, None]] = defaultdict(dict)
+    for node in program.weight_nodes():
+        for user in filter(is_shared, node.users):
+            found_on = ((weight_on(program, user, node, one).name, one) for one in members(program, user))
+            for name, device in found_on:
+                found[name][device] = None
+        alone = [device_of(user) for user in node.users if user.op == "call_function" and not is_shared(user)]
+        if node.meta["weight"] in found:
+            found[node.meta["weight"]].update(dict.fromkeys(alone))
+    return found
 
 
 def senders(program: Program, transfer: Node, target: Device) -> tuple[Device, ...]:

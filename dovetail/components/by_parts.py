@@ -46,6 +46,7 @@ from .sites import Site
 
 if TYPE_CHECKING:
     from .component import Component
+    from .plan import ComponentPlan
 
 logger = logging.getLogger(__name__)
 
@@ -329,11 +330,20 @@ class Parts(OfComponent):
             how = "cannot be compiled whole and is compiled by its parts: what it computes between them it computes on "
             how += str(main)
             how += ", so that values cross about twice as often" if len(component.devices) > 1 else ""
-            how += "; its blocks are placed whole, for rows cannot be split by parts" if component.plan.by_rows else ""
+            how += _split_told(component.plan)
         else:
             where = component.sites.of(call.module).device or main
             how = f"cannot be compiled and runs as it is, whole on {where}, without its activations being freed early"
         logger.log(logging.WARNING if first else logging.INFO, "%s %s: %s", title, how, why)
+
+
+def _split_told(plan: ComponentPlan) -> str:
+    """What becomes of a mode that splits what devices compute together, of which parts know nothing."""
+    if plan.by_rows:
+        return "; its blocks are placed whole, for rows cannot be split by parts"
+    if plan.is_together:
+        return f"; its blocks are placed whole, for split mode {plan.mode} takes a component that is compiled whole"
+    return ""
 
 
 def _home(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device | None:

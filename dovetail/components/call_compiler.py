@@ -226,7 +226,7 @@ class CallCompiler(OfComponent):
         tracing = self.alike.trace if is_part else trace
         form = Form.of(module.forward, args, kwargs)
         varying = call.lengths.varying(state, form)
-        if varying:
+        if varying and not self.component.plan.is_together:  # states are of sizes
             try:
                 program = tracing(module, args, kwargs, dynamic_shapes=form.shapes(varying), kind=kind, named=named)
                 if call.lengths.is_of_use(varying, program):

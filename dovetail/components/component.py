@@ -298,6 +298,11 @@ class Component:
         Nothing is traced again. Raises UsageError for an assignment that is none of this component, or that slices
         weights, which the split mode decides; DoesNotFitError where a device lacks memory. All is as before then.
         """
+        if self.plan.is_together:
+            raise UsageError(
+                f"{self.name} cannot be assigned devices weight by weight: split mode {self.plan.mode} decides what "
+                "each device has of a weight (--split-mode layer leaves that to you)"
+            )
         if self.plan.by_rows or any(one.bounds for one in assignment.values()):
             raise UsageError(f"{self.name} cannot be assigned rows: split mode row decides which device gets which")
         with self.turn, self.turn, trace_lock.alone():
@@ -323,7 +328,7 @@ class Component:
 
         Raises DoesNotFitError where even that is too much; all is as before then.
         """
-        if self.streams or self.plan.by_rows or self.parts.reasons or all(one.is_host for one in self.devices):
+        if self.streams or self.plan.places_itself or self.parts.reasons or all(one.is_host for one in self.devices):
             return False
         rests = Residency.DISK if self.view.residency is Residency.DISK else Residency.HOST
         assignment = {

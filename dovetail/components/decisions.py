@@ -132,8 +132,9 @@ class Decisions:
 
         What no program of this one reads is where those of the other have it.
         """
-        spread, others = ((one.devices, one.plan.by_rows, one.plan.shares) for one in (self, other))
-        if spread != others:
+        mine, theirs = (one.plan.mode if one.plan.places_itself else "" for one in (self, other))
+        spread, others = ((one.devices, one.plan.shares) for one in (self, other))
+        if spread != others or mine != theirs:
             return False
         for one in self.component.view.weights():
             now, then = self.assigned.place(one), other.assigned.place(one)

@@ -8,8 +8,11 @@ from ..compiler.devices.device import Device
 from ..compiler.devices.rig import Rig
 from ..compiler.spec.backend import Resting
 from ..compiler.spec.chunks import WHOLE
+from ..compiler.spec.modes import TOGETHER
 from ..compiler.spec.residency import ALIKE, Amounts, Residency
 from ..compiler.units import number_text
+
+_WORDS = {"layer": "layers", "row": "rows", "tensor": "tensor", "sequence": "sequence", "batch": "batch"}
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class ComponentPlan:
         rig: its devices, main first, with what it may use of each.
         whole_on: where runs what cannot be compiled whole; the main device unless nothing shall run there.
         shares: weigh the devices in place of what is free; as many as there are devices, or none.
-        mode: how it is split over several devices, ``layer`` or ``row``.
+        mode: how it is split over several devices, as ``--split-mode`` says it.
         residency: where parameters are kept while nobody reads them.
         amounts: bytes of them that are kept elsewhere all the same.
         chunks: in so many wide parts are computed.
@@ -46,11 +49,21 @@ class ComponentPlan:
         """Whether its programs are split by rows."""
         return self.mode == "row" and len(self.devices) > 1
 
+    @property
+    def is_together(self) -> bool:
+        """Whether all devices compute each operation of its programs together, in the states of a mode."""
+        return self.mode in TOGETHER and len(self.devices) > 1
+
+    @property
+    def places_itself(self) -> bool:
+        """Whether its mode decides what each device has of a weight, so that nobody else may assign them."""
+        return self.by_rows or self.is_together
+
     def __str__(self) -> str:
         """The plan in a line."""
         rests = Resting(self.residency.value, amounts=self.amounts)
         said = {
-            "split": f"by {self.mode}s" if len(self.devices) > 1 else "",
+            "split": f"by {_WORDS[self.mode]}" if len(self.devices) > 1 else "",
             "shares": ":".join(map(number_text, self.shares)),
             "weights": str(rests) if self.residency is not Residency.DEVICE else "",
             "chunks": str(self.chunks) if self.chunks != WHOLE else "",

@@ -28,8 +28,10 @@ from ..compiler.spec import (
 )
 from ..compiler.spec.backend import AUTO
 from ..compiler.spec.budget import MaxMemory
+from ..compiler.spec.modes import TOGETHER
 from ..compiler.spec.residency import Amounts, Residency
 from ..compiler.units import format_bytes
+from ..passes.states.states import check_kinds
 from .spellings import Budgets, Counts, Modes, Places, Shares
 
 logger = logging.getLogger(__name__)
@@ -101,16 +103,13 @@ class Request:
         )
 
     def mode_for(self, attribute: str = "", role: str = "") -> str:
-        """How a component is split: ``layer`` or ``row``; raises UsageError for a mode that is not there yet."""
-        mode = self.split_mode.mode_for(attribute, role)
-        if mode == "tensor":
-            raise UsageError("split mode tensor is not available yet: use layer or row")
-        return mode
+        """How a component is split, one of `MODES`."""
+        return self.split_mode.mode_for(attribute, role)
 
     def rig_for(self, attribute: str = "", role: str = "") -> Rig:
         """The devices of a component, main device first, each with no more free memory than its budget.
 
-        Raises UsageError for a split mode that is not there yet.
+        Raises UsageError for devices that its split mode cannot have together.
         """
         return self._within(self.devices_for(attribute, role))
 
@@ -134,12 +133,14 @@ class Request:
         return self.rig.having(found)
 
     def devices_for(self, attribute: str = "", role: str = "") -> tuple[Device, ...]:
-        """The devices of a component, main device first; raises UsageError for a split mode that is not there yet."""
+        """The devices of a component, main device first; raises UsageError for those that its mode cannot have."""
         mode = self.mode_for(attribute, role)
         devices = self.backend.devices_for(attribute, role, self.rig)
         is_told = len(devices) == 1 and not self._is_searched(attribute, role)
-        if mode == "row" and is_told and self._is_asked(self.split_mode, attribute, role):
-            _tell_alone(attribute, devices[0].name, "split mode row")
+        if mode != "layer" and is_told and self._is_asked(self.split_mode, attribute, role):
+            _tell_alone(attribute, devices[0].name, f"split mode {mode}")
+        if mode in TOGETHER:
+            check_kinds(attribute or "a module", mode, devices)
         return devices
 
     def is_open(self, attribute: str, role: str) -> bool:
@@ -203,7 +204,7 @@ class Request:
 def tell_unused_split(request: Request, roles: Mapping[str, str]) -> None:
     """Says where a way to split was asked for of all components, and each is on one device whatever is searched."""
     asked = {
-        "--split-mode row": request.split_mode.default == "row",
+        f"--split-mode {request.split_mode.default}": request.split_mode.default not in (None, "layer"),
         f"--tensor-split {request.tensor_split}": request.tensor_split.default is not None,
     }
     if not any(asked.values()) or (not request.backend.default and len(request.rig.gpus) > 1):

@@ -11,7 +11,7 @@ from ..compiler.devices.device import Device
 from ..compiler.ir.eligibility import marks_by_name
 from ..compiler.ir.program import Program, Segment, origin_of, placement_of, tensors_of, weight_name
 from ..compiler.ir.split import first_reader, maker_of, original, split_of
-from ..compiler.states.parts import pieces, sent
+from ..compiler.states.parts import held_on, sent
 from .outline.grouping import UnitFinder, unit_finder
 from .outline.outline import modules_of
 
@@ -33,7 +33,7 @@ def document(program: Program, name: str = "", *, nodes: bool = True) -> dict[st
 
 
 def _device(device: Device, program: Program) -> dict[str, Any]:
-    homes = [weight.nbytes for weight, home in pieces(program).values() if home == device]
+    homes = [weight.nbytes for weight, devices in held_on(program) if device in devices]
     memory = program.rig[device]
     return {
         "name": device.name,

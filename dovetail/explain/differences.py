@@ -12,6 +12,7 @@ from ..compiler.units import counted, format_bytes
 from ..fitting.decide import speeds_here
 from ..passes.simulate.memory import simulate
 from ..passes.simulate.timeline import timeline
+from ..passes.states.states import split_mode_of
 from .facts import cuts_of, weights_by_place
 
 _NOWHERE = "nothing"
@@ -41,6 +42,9 @@ def _of_one(before: Program, after: Program) -> Iterator[str]:
         yield f"{counted(len(moved), 'weight')} ({format_bytes(nbytes)}) {lie}"
     if before.is_sliced != after.is_sliced:
         yield f"matrices are split by rows in the {'first' if before.is_sliced else 'second'} only"
+    modes = split_mode_of(before), split_mode_of(after)
+    if modes[0] != modes[1] and not set(modes) <= {"layer", "row"}:
+        yield f"it is split by {modes[0]} in the first, and by {modes[1]} in the second"
     yield from _changes("weights", _weights(before), _weights(after))
     yield from _changes("peak", _peaks(before), _peaks(after))
     yield from _changes("sent in a call", _sent(before), _sent(after))

@@ -11,11 +11,13 @@ from ..compiler.devices.speeds import Speeds
 from ..compiler.durations import duration
 from ..compiler.ir.program import Program
 from ..compiler.spec.residency import Residency
-from ..compiler.states.parts import pieces, sent
+from ..compiler.states.parts import held_on, sent
 from ..compiler.units import counted, format_bytes
 from ..passes.simulate.critical_path import critical_path
 from ..passes.simulate.timeline import Timeline, timeline
+from ..passes.states.states import split_mode_of
 from ..planning.table import what_of, working_devices
+from .states import states_in_words
 
 _WAITS = 0.02
 """The part of a call that a device waits at least where that is said."""
@@ -57,8 +59,9 @@ def cuts_of(program: Program, speeds: Speeds) -> list[Cut]:
 def weights_by_place(program: Program) -> dict[tuple[Device, Residency], int]:
     """The bytes of weights by the device that computes with them and by where they rest."""
     found: Counter[tuple[Device, Residency]] = Counter()
-    for weight, home in pieces(program).values():
-        found[home, program.residency.get(weight.whole, Residency.DEVICE)] += weight.nbytes
+    for weight, devices in held_on(program):
+        for device in devices:
+            found[device, program.residency.get(weight.whole, Residency.DEVICE)] += weight.nbytes
     return dict(found)
 
 
@@ -72,11 +75,14 @@ def sentences_of(title: str, program: Program, times: int, speeds: Speeds) -> It
         speeds: of its devices.
     """
     where = "; ".join(f"{device} has {what_of(program, device)}" for device in working_devices(program))
-    split = "; its matrices are split by rows" if program.is_sliced else ""
+    mode = split_mode_of(program)
+    split = {"layer": "", "row": "; its matrices are split by rows"}.get(mode, f"; it is split by {mode}")
     often = f", and a picture makes {times}" if times > 1 else ""
     line, spread = timeline(program, speeds), speeds.spread(program.devices)
     yield f"{title}: {where}{split}. A call takes {duration(line.seconds, spread)}{often}."
     yield from _chain(program, speeds, spread)
+    if program.is_grouped and not program.is_sliced:
+        yield from states_in_words(program)
     for cut in cuts_of(program, speeds):
         yield cut.sentence(times)
     for device, seconds in line.waited.items():

@@ -50,9 +50,10 @@ def asked_of(request: Request, name: str, role: str) -> Asked:
     if not leaves_places_open(request, name, role):
         residency = request.residency_for(name, role, devices or request.rig.gpus[:1])
     shares = request.tensor_split.shares_for(name, role, devices) or () if len(devices) > 1 else ()
-    rows = request.mode_for(name, role) == "row" and len(devices) > 1
+    mode = request.mode_for(name, role)
+    rows = mode != "layer" and len(devices) > 1
     amounts, chunks = request.amounts_for(name, role), request.chunks_for(name, role)
-    return Asked(devices, residency, tuple(shares), rows, amounts=amounts, chunks=chunks)
+    return Asked(devices, residency, tuple(shares), rows, amounts=amounts, chunks=chunks, mode=mode)
 
 
 def budgets_of(request: Request) -> tuple[Budgets, dict[Device, int]]:

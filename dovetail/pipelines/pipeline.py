@@ -125,7 +125,7 @@ class CompiledPipeline(Exchanging):
         """
         if not isinstance(generation, Generation):
             raise UsageError(f"account takes what plan(...) returned, and no {type(generation).__name__}")
-        by_rows = dict.fromkeys(call.component for call in generation.calls if call.program.is_sliced)
+        by_rows = dict.fromkeys(call.component for call in generation.calls if call.program.is_grouped)
         decision = self.decision and replace(self.decision, by_rows=tuple(by_rows))
         settings = settings_of_request(self._request)
         if decision:

@@ -229,8 +229,8 @@ class PlacedPipeline(Deciding):
             self.release()
 
     def splits_rows(self, component: Component) -> bool:
-        """Whether a component's weights are to be split by rows over several devices."""
-        return component.plan.by_rows
+        """Whether what devices have of a component's weights is decided by its split mode."""
+        return component.plan.places_itself
 
     def rest_in_files(self) -> None:
         """Has weights that the host computes with rest in their files, of which they are views, between phases.

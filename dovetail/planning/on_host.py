@@ -65,7 +65,7 @@ def _told(what: str, parts: Sequence[Part], host: Device, speeds: Speeds, pictur
 
 def _on_host(program: Program, host: Device) -> str:
     """What of a program's blocks the host computes, in words; nothing where it computes none, or rows of all."""
-    if program.bounds:
+    if program.is_grouped:
         return ""
     homes = [{program.home.get(name) for name in block.weights} for block in program.blocks]
     count = sum(host in devices for devices in homes)

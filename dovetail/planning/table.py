@@ -22,6 +22,7 @@ from ..compiler.states.parts import pieces, slot_bytes
 from ..compiler.units import format_bytes
 from ..passes.rewrites.chunk import chunks_of
 from ..passes.simulate.timeline import timeline
+from ..passes.states.states import split_mode_of
 from .generation import Generation, PlannedCall, numbered, told_apart
 from .on_host import told_of_host
 from .parts import Part, Row
@@ -259,10 +260,16 @@ def _seconds(seconds: float, spread: float) -> dict[str, float]:
     return {"seconds": round(seconds, 3), "seconds_low": round(low, 3), "seconds_high": round(high, 3)}
 
 
+_TOGETHER = {"tensor": "parts", "sequence": "tokens", "batch": "pictures"}
+"""What a device has of a program that all compute together, by the split mode."""
+
+
 def what_of(program: Program, device: Device) -> str:
     """What of a program is on a device: all of it, some blocks, or rows."""
     if program.bounds:
         return "rows"
+    if program.is_grouped:
+        return _TOGETHER.get(split_mode_of(program), "a share")
     if len(set(program.home.values()) | {program.main}) == 1:
         return "all"
     homes = [{program.home.get(name) for name in block.weights} for block in program.blocks]
@@ -274,7 +281,7 @@ def what_of(program: Program, device: Device) -> str:
 def working_devices(program: Program) -> tuple[Device, ...]:
     """The devices of a program that compute something or have weights of it."""
     at_work = {program.main, *program.home.values(), *(one.device for one in program.segments)}
-    return tuple(device for device in program.devices if program.bounds or device in at_work)
+    return tuple(device for device in program.devices if program.is_grouped or device in at_work)
 
 
 def _blocks(here: list[int], count: int) -> list[str]:

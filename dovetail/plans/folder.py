@@ -25,6 +25,7 @@ from ..compiler.spec.residency import Residency
 from ..conventions.spellings import Settings
 from ..passes.placement.assignment import Assigned, Assignment
 from ..passes.rewrites.chunk import chunks_of
+from ..passes.states.states import split_mode_of
 from .reading import read_plan
 
 logger = logging.getLogger(__name__)
@@ -68,9 +69,10 @@ class Plans:
         found = Settings(**request)
         if not found.get("backend"):
             found["backend"] = {one.component: "&".join(map(str, one.program.devices)) for one in self._plans}
-            rows = {one.component: "row" for one in self._plans if one.program.is_sliced}
-            if rows and found.get("split_mode", "layer") == "layer":
-                found["split_mode"] = rows
+            modes = {one.component: split_mode_of(one.program) for one in self._plans}
+            others = {name: mode for name, mode in modes.items() if mode != "layer"}
+            if others and found.get("split_mode", "layer") == "layer":
+                found["split_mode"] = others
         if not found.get("params_backend"):
             kept = {one.component: one.program.kept for one in self._plans}
             away = {name: where.value for name, where in kept.items() if where is not Residency.DEVICE}

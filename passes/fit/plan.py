@@ -136,7 +136,7 @@ def settings_of(solution: Solution, loads: Sequence[Load]) -> dict[str, str]:
     resting = {name: _resting(way) for name, way in ways.items() if way.residency is not Residency.DEVICE}
     ratios = {load.name: _ratio(load, ways[load.name]) for load in loads}
     shares = {name: ":".join(map(number_text, ratio)) for name, ratio in ratios.items() if ratio}
-    rows = {load.name: "row" for load in loads if load.asked.rows}
+    rows = {load.name: load.asked.mode for load in loads if load.asked.rows}
     chunks = {load.name: str(load.asked.chunks) for load in loads if load.asked.chunks > 1}
     resting = _of_each(resting, AUTO, loads)
     found = {

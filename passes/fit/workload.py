@@ -29,8 +29,9 @@ class Asked:
     """What a person said of a component; what is empty or None is free.
 
     ``devices`` main first; ``residency`` where its weights rest; ``shares`` of the devices; ``rows`` whether it is
-    split by rows; ``tiled`` whether it decodes in tiles; ``amounts`` the bytes of weights that rest on its devices or
-    in the host's memory where most rest elsewhere; ``chunks`` in how many its wide parts are computed.
+    split by rows, or otherwise over all its devices, as ``mode`` says; ``tiled`` whether it decodes in tiles;
+    ``amounts`` the bytes of weights that rest on its devices or in the host's memory where most rest elsewhere;
+    ``chunks`` in how many its wide parts are computed.
     """
 
     devices: tuple[Device, ...] = ()
@@ -40,6 +41,7 @@ class Asked:
     tiled: bool | None = None
     amounts: Amounts = ALIKE
     chunks: int = 1
+    mode: str = "row"
 
     @property
     def is_split(self) -> bool:

@@ -97,7 +97,7 @@ def needs_under(
     trial = program.copy()
     commit(trial, assignment)
     _arrange(trial)
-    return _with_others(trial, assignment, needs_of(trial, trial.places(), headroom, finest=finest))
+    return with_others(trial, assignment, needs_of(trial, trial.places(), headroom, finest=finest))
 
 
 def arranged(program: Program) -> Program:
@@ -108,12 +108,12 @@ def arranged(program: Program) -> Program:
 
 
 def _arrange(copy: Program) -> None:
-    moving = () if copy.is_sliced or len(copy.devices) == 1 else (Hoist(), Sink())
+    moving = () if copy.is_grouped or len(copy.devices) == 1 else (Hoist(), Sink())
     for step in (Pin(), *moving, Cut(), Reuse(), Reorder()):
         step.run(copy)
 
 
-def _with_others(program: Program, assignment: Assignment, needs: Mapping[Device, Need]) -> dict[Device, Need]:
+def with_others(program: Program, assignment: Assignment, needs: Mapping[Device, Need]) -> dict[Device, Need]:
     """The needs when what other programs have alive at other times must have room beside the weights that stay."""
     beside = {device: memory.beside for device, memory in program.rig.memory.items() if memory.beside}
     if not beside:

@@ -45,6 +45,8 @@ def _why_not(program: Program) -> str:
         return "simulated devices run no kernels of it"
     if program.is_sliced:
         return "split mode row slices its weights"
+    if program.is_grouped:
+        return "devices compute its operations together, in parts"
     if program.symbols:
         return "its sizes are dynamic"
     return "" if len(program.blocks) > 1 else "it has no repeated blocks"

@@ -8,7 +8,8 @@ It works on regions (`memory/regions.py`) one by one, and takes another order (`
 counted that the peak is lower; else the traced order stays. What is counted is what a schedule holds: pieces of memory
 from the first to the last node that touches them, and what an operation takes while it runs. Regions that look alike,
 as the blocks of a model do, are ordered once. Must run on a cut program, after it is known what is computed in its
-operand's memory. A program that is split by rows keeps its order.
+operand's memory. A program
+that devices compute together keeps its order.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Reorder(Pass):
 
     def run(self, program: Program) -> Change:
         """Orders region after region, then writes the new order into the graph and its segments."""
-        if program.is_sliced:
-            return Change(0, "nodes in another place, by rows they stay")
+        if program.is_grouped:
+            return Change(0, "nodes in another place, for devices compute them together")
         pieces, constraints, moving = _Pieces(program), Constraints(program), _moving(program)
         known: dict[tuple[Problem, ...], list[int] | None] = {}
         moved = 0

@@ -37,6 +37,8 @@ class Reuse(Pass):
 
     def run(self, program: Program) -> Change:
         """Walks the graph once; what is known of memory is what held before anything was reused."""
+        if program.is_grouped and not program.is_sliced:
+            return Change(0, "results computed in place, for devices compute them together")
         memory = _Memory(program)
         merged: dict[int, int] = {}
         count = 0

@@ -155,7 +155,8 @@ class _Sharing:
         with self.program.graph.inserting_after(self.ends.get(place, place)):
             made = self.program.graph.create_node("call_function", target, args, kwargs, name)
         self.ends[place] = made
-        made.meta["origin"] = behind.meta.get("origin")
+        if "origin" in behind.meta:
+            made.meta["origin"] = behind.meta["origin"]
         return made
 
     def _lay(self, node: Node) -> None:

@@ -19,7 +19,7 @@ from dovetail.runtime import sim
 from testbed.pipelines.tiny_pipelines import wide_flux
 from tests.cases import drawn, slow_but
 
-SPLITS = ("layer", "row")
+SPLITS = ("layer", "row", "tensor", "sequence")
 RESTS = ("auto", "cpu", "disk")
 FILES = ("safetensors", "q8_0", "q4_k")
 LORAS = ("none", "at_runtime", "immediately")
@@ -34,6 +34,10 @@ QUICK = (
     ("layer", "auto", "q8_0", "none", 1),
     ("row", "disk", "q8_0", "none", 2),
     ("row", "auto", "q4_k", "at_runtime", 3),
+    ("tensor", "cpu", "q8_0", "at_runtime", 2),
+    ("tensor", "disk", "safetensors", "none", 3),
+    ("sequence", "auto", "q4_k", "none", 3),
+    ("sequence", "cpu", "safetensors", "immediately", 2),
 )
 MATRIX = slow_but(QUICK, [*QUICK, *drawn([cell for cell in CELLS if cell not in QUICK], 64)])
 

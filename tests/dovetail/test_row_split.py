@@ -142,11 +142,9 @@ def test_what_does_not_fit_is_refused_with_both_numbers() -> None:
         split(wide(), "sim0&sim1", rig="sim0=8MiB,sim1=96KiB", tensor_split="1,1")
 
 
-def test_a_device_map_and_tensor_split_mode_are_refused() -> None:
+def test_a_device_map_is_refused() -> None:
     with pytest.raises(UsageError, match="a device map places each weight whole"):
         dovetail.compile(wide(), (X,), device_map={"": "sim0", "blocks": "sim1"}, split_mode="row")
-    with pytest.raises(UsageError, match="split mode tensor is not available yet: use layer or row"):
-        dovetail.compile(wide(), (X,), backend="sim0&sim1", split_mode="tensor")
 
 
 def test_a_plan_file_of_a_row_split_is_read_back(tmp_path: Path) -> None:

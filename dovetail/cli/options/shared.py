@@ -125,7 +125,12 @@ class Where:
         _placement("--params-backend", metavar="SPEC", help="Where weights rest: cpu, disk, te=cpu,vae=disk."),
     ] = ""
     split_mode: Annotated[
-        str, _placement("--split-mode", metavar="MODE", help="layer or row, for all or by role (diffusion=row).")
+        str,
+        _placement(
+            "--split-mode",
+            metavar="MODE",
+            help="layer, row, tensor, sequence or batch, for all or by role (diffusion=row).",
+        ),
     ] = "layer"
     tensor_split: Annotated[
         str, _placement("--tensor-split", "-ts", metavar="SHARES", help="Shares of the devices: 3,1.")

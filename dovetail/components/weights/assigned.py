@@ -49,6 +49,7 @@ class AssignedWeights:
         self._supposed: dict[_Piece, int] = {}  # until a program says how its weights come
         self._slots: Counter[str] = Counter()
         self._slices: dict[_Piece, int] = {}
+        self._read: set[_Piece] = set()  # of these, what modules read themselves
         self.is_planned = False
         """Whether what programs of a plan read is noted, so that nothing else of the component is reserved."""
 
@@ -70,6 +71,7 @@ class AssignedWeights:
     def _take_counts(self, other: AssignedWeights) -> None:
         self._planned, self._supposed = dict(other._planned), dict(other._supposed)
         self._slices, self._slots = dict(other._slices), Counter(other._slots)
+        self._read = set(other._read)
         self.is_planned = other.is_planned
 
     def place(self, one: StoredWeight) -> Place:
@@ -181,7 +183,8 @@ class AssignedWeights:
         """
         held = {weight.name: one for weight, one in self.held(module, program)}
         self.is_planned |= planning
-        kept = _kept(program)
+        kept = _loaded(program, Lifetime.PHASE)
+        copied = _copied(program)
         for weight, home in pieces(program).values():
             one = held.get(weight.whole)
             if one is None:
@@ -196,6 +199,8 @@ class AssignedWeights:
             self._put(one, place._replace(home=home if is_new else place.home, bounds=bounds))
             if planning and weight.which and not staged:
                 self._slices[one, weight.which, home.name] = weight.nbytes
+            for device in copied.get(weight.name, ()) if planning else ():
+                self._slices[one, None, device.name] = weight.nbytes
         self._slots |= Counter({device.name: sum(sizes) for device, sizes in slot_bytes(program).items()})
 
     @locked
@@ -208,6 +213,7 @@ class AssignedWeights:
         self._planned = {key: value for key, value in self._planned.items() if key[0] not in assignment}
         self._supposed = {key: value for key, value in self._supposed.items() if key[0] not in assignment}
         self._slices = {key: value for key, value in self._slices.items() if key[0] not in assignment}
+        self._read = {key for key in self._read if key[0] not in assignment}
         for one, given in assignment.items():
             self._put(one, Place(None if given.bounds else given.device, given.bounds, given.residency))
             if given.residency.stages_on(given.device):
@@ -225,11 +231,12 @@ class AssignedWeights:
     def count_copy(self, one: StoredWeight, device: Device) -> None:
         """Counts a whole weight that a module reads on a device beside what is there of it; it stays there."""
         self._slices[one, None, device.name] = one.nbytes
+        self._read.add((one, None, device.name))
 
     @locked
     def copies(self) -> list[tuple[StoredWeight, str]]:
         """What `count_copy` counted, and the names of the devices."""
-        return [(one, name) for one, which, name in self._slices if which is None]
+        return [(one, name) for one, _, name in self._read]
 
     def forget_slots(self) -> None:
         """Forgets the slots of programs that are to be made anew."""
@@ -238,6 +245,7 @@ class AssignedWeights:
     def forget(self) -> None:
         """Forgets what is brought to devices for readings, and what is planned."""
         self._planned, self._supposed, self._slices, self._slots, self.is_planned = {}, {}, {}, Counter(), False
+        self._read = set()
 
     def held(self, module: nn.Module, program: Program) -> Iterator[tuple[Weight, StoredWeight]]:
         """The weights of a program that the component holds."""
@@ -248,11 +256,19 @@ class AssignedWeights:
                 yield weight, known[name]
 
 
-def _kept(program: Program) -> dict[str, list[Device]]:
-    """The devices on which a program keeps a weight for a phase, by the weight's name."""
-    kept: dict[str, list[Device]] = defaultdict(list)
+def _loaded(program: Program, lifetime: Lifetime) -> dict[str, list[Device]]:
+    """The devices on which a program has a weight for a phase, or for good, by the weight's name."""
+    found: dict[str, list[Device]] = defaultdict(list)
     for one in program.schedule or ():
-        if isinstance(one, Load) and one.lifetime is Lifetime.PHASE:
+        if isinstance(one, Load) and one.lifetime is lifetime:
             for name in one.weights:
-                kept[name] += [] if one.device in kept[name] else [one.device]
-    return kept
+                found[name] += [] if one.device in found[name] else [one.device]
+    return found
+
+
+def _copied(program: Program) -> dict[str, list[Device]]:
+    """The devices on which whole weights stay beside their homes, of a program that devices compute together."""
+    if program.is_sliced or not program.is_grouped:
+        return {}
+    stays = _loaded(program, Lifetime.PROGRAM)
+    return {name: [one for one in stays[name] if one != home] for name, home in program.home.items() if name in stays}

@@ -30,8 +30,8 @@ class Group:
 
 
 def by_segment(program: Program) -> list[Group]:
-    """A group for each segment; of a program that is split by rows, whose segments are small, one for each block."""
-    if program.is_sliced:
+    """A group for each segment; of one that devices compute together, one for each block."""
+    if program.is_grouped:
         return by_block(program)
     return [Group(place_of(program, one.group), one.nodes) for one in program.segments]
 

@@ -112,7 +112,7 @@ def outline(program: Program, name: str = "", depth: str = "segments") -> Outlin
     groups = GROUPED[depth](program)
     parts, part_at = folded_groups(program, groups)
     part_of = {node: part_at[place] for place, group in enumerate(groups) for node in group.nodes}
-    flows = depth == "blocks" or (depth == "segments" and program.is_sliced)
+    flows = depth == "blocks" or (depth == "segments" and program.is_grouped)
     return assembled(program, name, parts, part_of, flows=flows)
 
 

@@ -37,7 +37,7 @@ def graph_of(program: Program, speeds: Speeds) -> dict[str, Any]:
     numbers = {node: number for number, node in enumerate(nodes)}
     seconds = [_seconds(program, node, speeds) for node in nodes]
     ranges = {
-        "segments": [] if program.is_sliced else _ranges(program, by_segment(program), numbers, seconds, texts),
+        "segments": [] if program.is_grouped else _ranges(program, by_segment(program), numbers, seconds, texts),
         "blocks": _ranges(program, by_block(program), numbers, seconds, texts),
     }
     columns = _columns(program, nodes, numbers, texts)

@@ -174,7 +174,7 @@ def _program(name: str, program: Program, account: Account | None, seen: Profile
         "segments": len(program.segments),
         "crosses": sum(edge.nbytes for edge in by_device.edges if edge.crosses)
         + sum(one.inside for one in by_device.parts),
-        "sliced": program.is_sliced,
+        "sliced": program.is_grouped,
         "marks": marks_in_words(program),
         "devices": [device.name for device in program.devices],
         "why": reason_for(account, part) if account and part else "",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ...compiler.devices.rig import Rig
 from ...compiler.spec.residency import Residency
 from ...compiler.units import format_bytes
+from ...passes.states.states import split_mode_of
 from ...planning.parts import Part, Row
 from ...planning.table import Account
 
@@ -30,7 +31,8 @@ def _who_decided(account: Account, part: Part) -> str:
 def _facts(part: Part, rig: Rig) -> Iterator[str]:
     program = part.call.program
     devices = " & ".join(row.device.name for row in part.rows) or program.main.name
-    how = "by rows" if program.is_sliced else "by blocks"
+    mode = split_mode_of(program)
+    how = {"layer": "by blocks", "row": "by rows"}.get(mode, f"by {mode}")
     working = {row.device for row in part.rows}
     idle = [device.name for device in program.devices if device not in working and working]
     nothing = f", and nothing of it on {' & '.join(idle)}" if idle else ""

@@ -8,6 +8,7 @@ from ...compiler.ir.program import Program
 from ...compiler.spec.residency import Residency
 from ...conventions.copied import FOLDER, generate_line
 from ...passes.rewrites.chunk import chunks_of
+from ...passes.states.states import split_mode_of
 
 
 def command_for(programs: Mapping[str, Program], folder: str = FOLDER) -> str:
@@ -20,10 +21,10 @@ def settings_of(programs: Mapping[str, Program]) -> dict[str, str]:
     parts = {name.partition(".")[0]: one for name, one in programs.items()}
     resting = {name: one.kept for name, one in parts.items() if one.kept is not Residency.DEVICE}
     chunks = {name: chunks_of(one) for name, one in parts.items()}
-    rows = {name: "row" for name, one in parts.items() if one.is_sliced}
+    modes = {name: split_mode_of(one) for name, one in parts.items()}
     found = {
         "--backend": {name: "&".join(map(str, one.devices)) for name, one in parts.items()},
-        "--split-mode": rows,
+        "--split-mode": {name: mode for name, mode in modes.items() if mode != "layer"},
         "--params-backend": {name: one.value for name, one in resting.items()},
         "--chunk": {name: str(count) for name, count in chunks.items() if count > 1},
     }

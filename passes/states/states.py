@@ -1,0 +1,108 @@
+"""States: has all devices compute each operation together, in the states that are solved for under a mode.
+
+It pays where devices are linked well enough that being busy at the same time takes less than being busy one after
+another. ``tensor`` splits weights, so that no device holds them all; under ``sequence`` each device has all weights and
+some of the tokens; under ``batch`` some of the pictures of a call. ``solve`` says how each operation is computed,
+``share`` writes it into the graph, and the passes that follow find what crosses. It stands in the place of ``place``,
+which it falls back to where a mode is not possible.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar
+
+from ...compiler.devices.device import Device
+from ...compiler.devices.speeds import SPREAD
+from ...compiler.durations import duration
+from ...compiler.errors import UsageError
+from ...compiler.ir.program import Program
+from ...compiler.spec.modes import TOGETHER
+from ..infra.base import Change, Pass
+from ..placement.assignment import check_needs
+from ..placement.place import Place
+from .fitting import Fitted, fitted, together
+from .solution import NotPossible
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class States(Pass):
+    """Has the devices of a program compute it together under a mode.
+
+    ``shares`` weighs the devices instead of their speed and free memory; ``headroom`` means what it means to ``place``.
+    Weights lie where operations read them: whole on each device that reads them whole, parts where parts are read.
+    """
+
+    name: ClassVar[str] = "states"
+    requires: ClassVar[frozenset[str]] = frozenset({"blocks found"})
+    ensures: ClassVar[frozenset[str]] = frozenset({"placed"})
+    refuses: ClassVar[frozenset[str]] = frozenset({"placed"})
+
+    mode: str
+    shares: tuple[float, ...] = ()
+    headroom: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in TOGETHER:
+            raise UsageError(f"states are not solved for a mode {self.mode!r}: there are {', '.join(TOGETHER)}")
+
+    def run(self, program: Program) -> Change:
+        """Solves, checks, and only then changes the program.
+
+        Raises UsageError for devices of different kinds, DoesNotFitError where a device cannot hold what it is to; the
+        program is as it was then.
+        """
+        check_kinds(program.name, self.mode, program.devices)
+        found = fitted(program, self.mode, self.shares, self.headroom)
+        if isinstance(found, NotPossible):
+            _tell(program.name, self.mode, found.reason)
+            return Place(self.shares, self.headroom).run(program)
+        check_needs(program, found.needs)
+        _tell_of_seconds(program.name, self.mode, found)
+        count = together(program, found.solution.strategies)
+        return Change(len(list(program.ops())), f"operations computed by all devices, {count} values change state")
+
+
+def check_kinds(name: str, mode: str, devices: Sequence[Device]) -> None:
+    """Raises UsageError for devices of different kinds, which are not to wait for one another at each operation."""
+    kinds = dict.fromkeys(device.kind for device in devices)
+    if len(kinds) > 1:
+        raise UsageError(
+            f"{name} cannot be split by {mode} over {' & '.join(map(str, devices))}: all devices compute each operation"
+            f" together, and wait for the slowest kind ({' and '.join(kinds)}): name devices of one kind, or split it "
+            "by layer or row (--split-mode layer)"
+        )
+
+
+def split_mode_of(program: Program) -> str:
+    """The split mode of a program: ``row``, that of its states, or ``layer``."""
+    if program.is_sliced:
+        return "row"
+    steps = [step.partition("mode=")[2] for step in program.history if step.startswith(f"{States.name}{{")]
+    named = next((mode for mode in TOGETHER if steps and steps[-1].startswith(mode)), "layer")
+    return named if program.is_grouped else "layer"
+
+
+@cache
+def _tell(name: str, mode: str, reason: str) -> None:
+    """Says once why a program is not split under a mode, and what that means."""
+    logger.log(
+        logging.INFO if "one device" in reason else logging.WARNING,
+        "%s cannot be split by %s, for %s: its blocks are placed whole, a range a device, and run one after another",
+        name, mode, reason,
+    )  # fmt: skip
+
+
+def _tell_of_seconds(name: str, mode: str, found: Fitted) -> None:
+    """Says what a mode takes where it is predicted to take longer than one device."""
+    if found.alone is None:
+        return
+    logger.warning(
+        "%s is split by %s as asked, though one device alone is predicted to be quicker (%s a call)",
+        name, mode, duration(found.alone, SPREAD),
+    )  # fmt: skip

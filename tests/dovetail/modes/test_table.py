@@ -1,0 +1,213 @@
+"""What goes with modes in which all devices compute together: each cell of the table in docs/modes.md."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import dovetail
+from dovetail.compiler.errors import DoesNotFitError, UsageError
+from dovetail.compiler.ir.program import Program
+from dovetail.compiler.spec.modes import TOGETHER
+from dovetail.compiler.states.parts import bytes_held
+from dovetail.compiler.text.parser import parse_program
+from dovetail.compiler.text.printer import print_program
+from dovetail.draw.graph.graphml import graphml
+from dovetail.explain.states import states_in_words
+from dovetail.passes.pipeline import default_passes, parse_passes
+from dovetail.passes.states.states import split_mode_of
+from dovetail.plans.folder import Plans
+from dovetail.runtime import sim
+from testbed.pipelines.tiny_pipelines import flux, paint
+from tests.command_line import done
+
+X = torch.linspace(-1, 1, 2 * 6 * 64).reshape(2, 6, 64)
+
+
+class Block(nn.Module):
+    """Two layers after each other, as of a feed-forward part."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.nn.functional.gelu(self.up(x)))
+
+
+class Stack(nn.Module):
+    """Blocks of a batch of two, of six tokens each."""
+
+    def __init__(self, width: int = 64, depth: int = 2) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def stack() -> Stack:
+    torch.manual_seed(0)
+    return Stack().eval()
+
+
+def split(mode: str, backend: str = "sim0&sim1", **more: Any) -> Any:
+    return dovetail.compile(stack(), (X,), backend=backend, split_mode=mode, **more)
+
+
+def close(found: torch.Tensor) -> bool:
+    return torch.allclose(found.cpu(), stack()(X), rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(autouse=True)
+def _sims() -> None:
+    sim.enable()
+
+
+@pytest.mark.parametrize("rest", [None, "cpu"])
+@pytest.mark.parametrize("mode", TOGETHER)
+def test_weights_on_devices_and_in_host_memory(mode: str, rest: str | None) -> None:
+    compiled = split(mode, params_backend=rest)
+    assert close(compiled(X))
+    assert split_mode_of(compiled.program) == mode
+    held = list(bytes_held(compiled.program).values())
+    whole = sum(weight.nbytes for weight in compiled.program.weights.values())
+    assert held == [whole] * 2 if mode != "tensor" else max(held) < 0.6 * whole
+
+
+@pytest.mark.parametrize("mode", TOGETHER)
+def test_names_of_modes_elsewhere_are_taken(mode: str) -> None:
+    others = {"tensor": ("tp",), "sequence": ("sp", "ulysses", "ring"), "batch": ("cfg", "dp")}
+    for name in others[mode]:
+        assert split_mode_of(split(name).program) == mode
+
+
+@pytest.mark.parametrize("mode", TOGETHER)
+def test_a_plan_file_is_read_back(mode: str, tmp_path: Path) -> None:
+    compiled = split(mode, tensor_split="3,1" if mode != "batch" else "1,1")
+    compiled.save(tmp_path / "plan.json")
+    again = dovetail.load(tmp_path / "plan.json", weights=stack())
+    assert (str(again), str(again.schedule)) == (str(compiled), str(compiled.schedule))
+    assert torch.equal(again(X).cpu(), compiled(X).cpu())
+    text = print_program(compiled.program)
+    assert print_program(parse_program(text)) == text
+    assert split_mode_of(parse_program(text)) == mode
+
+
+@pytest.mark.parametrize("mode", TOGETHER)
+def test_the_pass_has_a_text(mode: str) -> None:
+    steps = default_passes((3.0, 1.0), split_mode=mode)
+    text = ",".join(map(str, steps))
+    assert f"states{{mode={mode},shares=3:1}}" in text
+    assert parse_passes(text) == steps
+    with pytest.raises(UsageError, match="not solved for a mode 'rows'"):
+        parse_passes("states{mode=rows}")
+
+
+@pytest.mark.parametrize("mode", TOGETHER)
+def test_devices_of_different_kinds_are_refused_before_anything_runs(mode: str) -> None:
+    with pytest.raises(UsageError, match=rf"split by {mode} over sim0 & cpu.*one kind.*layer or row"):
+        split(mode, "sim0&cpu")
+
+
+@pytest.mark.parametrize("mode", TOGETHER)
+def test_a_device_map_is_refused(mode: str) -> None:
+    with pytest.raises(UsageError, match=f"a device map places each weight whole, split mode {mode}"):
+        dovetail.compile(stack(), (X,), device_map={"": "sim0", "blocks.1": "sim1"}, split_mode=mode)
+
+
+@pytest.mark.parametrize("mode", TOGETHER)
+def test_what_does_not_fit_is_refused_with_both_numbers(mode: str) -> None:
+    with pytest.raises(DoesNotFitError, match=r"on sim1, which has 64\.0 KiB free"):
+        split(mode, rig="sim0=8MiB,sim1=64KiB", tensor_split="1,1")
+
+
+@pytest.mark.parametrize("mode", TOGETHER)
+def test_inductor_says_why_it_compiles_nothing(mode: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        compiled = split(mode, inductor=True)
+    assert "is not compiled by Inductor" in caplog.text
+    assert close(compiled(X))
+
+
+def test_dynamic_sizes_are_placed_by_layers_and_this_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    batch = torch.export.Dim("batch", min=2, max=64)
+    with caplog.at_level(logging.WARNING):
+        compiled = split("tensor", dynamic_shapes={"x": {0: batch}})
+    assert "cannot be split by tensor, for its sizes are dynamic" in caplog.text
+    assert split_mode_of(compiled.program) == "layer"
+    assert close(compiled(X))
+
+
+@pytest.mark.parametrize("mode", TOGETHER)
+def test_one_device_is_no_reason_to_warn(mode: str) -> None:
+    assert close(split(mode, "sim0")(X))
+
+
+class ByParts(nn.Module):
+    """Blocks between which its own Python looks at numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(64) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x) if float(x.sum()) < 1e9 else x
+        return x
+
+
+@pytest.mark.parametrize("mode", TOGETHER)
+def test_what_runs_by_its_parts_is_placed_whole_and_this_is_said(mode: str, caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    module = ByParts().eval()
+    expected = module(X)
+    with caplog.at_level(logging.WARNING):
+        compiled = dovetail.compile(module, (X,), backend="sim0&sim1", split_mode=mode)
+    assert "is compiled by its parts" in caplog.text
+    assert f"split mode {mode} takes a component that is compiled whole" in caplog.text
+    assert torch.allclose(compiled(X).cpu(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", TOGETHER)
+def test_a_component_of_another_mode_is_not_assigned_weights(mode: str) -> None:
+    pipe, call = flux()
+    dovetail.compile_pipeline(pipe, "diffusion=sim0&sim1,te=sim0,vae=sim0", split_mode=f"diffusion={mode}")
+    with pipe.dovetail as handle:
+        paint(pipe, call)
+        component = next(one for name, one in handle.components.items() if name == "transformer")
+        with pytest.raises(UsageError, match=f"split mode {mode} decides"):
+            component.assign({})
+
+
+@pytest.mark.parametrize("mode", TOGETHER)
+def test_it_is_explained_and_drawn(mode: str) -> None:
+    program: Program = split(mode).program
+    said = " ".join(states_in_words(program))
+    assert "operations of blocks.up (4 blocks)" in said or "of blocks (2 blocks)" in said, said
+    assert "split" in said
+    assert "<graphml" in graphml({"model": program})
+
+
+@pytest.mark.parametrize("mode", TOGETHER)
+@pytest.mark.parametrize("kind", ["text", "html", "svg", "mermaid", "dot", "json", "graphml", "trace"])
+def test_a_plan_is_shown_in_every_form_and_verified(mode: str, kind: str, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    split(mode).save(plan)
+    done("show", str(plan), "--as", kind, "-o", str(tmp_path / "shown"))
+    assert (tmp_path / "shown").stat().st_size > 0
+    assert "kept" in done("verify", str(plan))
+
+
+def test_plans_of_a_pipeline_are_used_with_their_mode(tmp_path: Path) -> None:
+    asked = ("--backend", "diffusion=sim0&sim1,te=sim1,vae=sim0", "--split-mode", "diffusion=sequence")
+    done("compile", *asked, "-o", str(tmp_path))
+    kept = Plans(tmp_path).completed({})
+    assert kept["split_mode"] == {"transformer": "sequence"}
