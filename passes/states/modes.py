@@ -16,7 +16,7 @@ from typing import TypeAlias
 from torch.fx import Node
 
 from ...compiler.ir.program import Program, tensors_of
-from ...compiler.ir.state import WHOLE, Split
+from ...compiler.ir.state import Split
 from ...compiler.states.strategy import Strategy, name_of
 from ..placement.blocks import FindBlocks
 from .candidates import wanted, ways
