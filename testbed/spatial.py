@@ -28,7 +28,7 @@ from dovetail.passes.placement.pin import Pin
 from dovetail.passes.rewrites.simplify import Simplify
 from dovetail.passes.simulate.memory import simulate
 from dovetail.passes.states.exchanges import Group
-from dovetail.passes.states.group_statistics import with_group_statistics
+from dovetail.passes.states.group_statistics import take_group_norms_apart
 from dovetail.passes.states.share import share
 from dovetail.passes.states.solution import Solution
 from dovetail.passes.states.solve import solve
@@ -92,7 +92,8 @@ def split(module: nn.Module, call: Mapping[str, Any], shares: tuple[int, ...]) -
     program = trace(module, (), dict(call))
     program.rig = Rig.parse(",".join(f"sim{index}=8GiB" for index in range(len(shares))))
     Simplify().run(program)
-    program = with_group_statistics(program) if len(shares) > 1 else program
+    if len(shares) > 1:
+        take_group_norms_apart(program)
     everything = {weight: Assigned(program.main) for weight in program.weights}
     sharing = [Share(shares)] if len(shares) > 1 else []
     return PassManager([FindBlocks(), Assign(everything), Pin(), *sharing, Cut(), Lower(), Verify()]).run(program)

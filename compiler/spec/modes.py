@@ -13,7 +13,7 @@ from ..units import NUMBER, number_text
 from .items import ByComponent, Given, read_items, spec_text
 from .roles import read_key
 
-TOGETHER = ("tensor", "sequence", "batch")
+TOGETHER = ("tensor", "sequence", "batch", "spatial")
 """The modes in which all devices compute each operation together, in the states that are solved for."""
 
 MODES = ("layer", "row", *TOGETHER)
@@ -29,7 +29,7 @@ class SplitMode(ByComponent[str]):
     """How each component is spread over its devices; `layer` where nothing is said."""
 
     def mode_for(self, attribute: str, role: str) -> str:
-        """`layer`, `row`, `tensor`, `sequence` or `batch`."""
+        """`layer`, `row`, `tensor`, `sequence`, `batch` or `spatial`."""
         return self.get(attribute, role) or "layer"
 
 

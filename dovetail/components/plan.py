@@ -12,7 +12,7 @@ from ..compiler.spec.modes import TOGETHER
 from ..compiler.spec.residency import ALIKE, Amounts, Residency
 from ..compiler.units import number_text
 
-_WORDS = {"layer": "layers", "row": "rows", "tensor": "tensor", "sequence": "sequence", "batch": "batch"}
+_WORDS = {"layer": "layers", "row": "rows"}
 
 
 @dataclass(frozen=True)

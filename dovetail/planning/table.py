@@ -260,7 +260,7 @@ def _seconds(seconds: float, spread: float) -> dict[str, float]:
     return {"seconds": round(seconds, 3), "seconds_low": round(low, 3), "seconds_high": round(high, 3)}
 
 
-_TOGETHER = {"tensor": "parts", "sequence": "tokens", "batch": "pictures"}
+_TOGETHER = {"tensor": "parts", "sequence": "tokens", "batch": "pictures", "spatial": "areas"}
 """What a device has of a program that all compute together, by the split mode."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from ...compiler.devices.device import Device
 from ...compiler.devices.speeds import Speeds, speeds_of
@@ -23,6 +23,7 @@ from ..rewrites.reorder import Reorder
 from ..rewrites.reuse import Reuse
 from ..simulate.memory import simulate
 from .exchanges import Group
+from .forms import forms_of
 from .share import share
 from .solution import NotPossible, Solution
 from .solve import solve
@@ -34,8 +35,12 @@ _FREE = 1e15  # bytes a second of links that are to cost nothing
 
 @dataclass(frozen=True)
 class Fitted:
-    """States, what each device needs of memory under them, and how long one device takes if that is less."""
+    """States, what each device needs of memory under them, and how long one device takes if that is less.
 
+    ``graph`` has the operations whose states they are: those of the program in one of its forms.
+    """
+
+    graph: Graph
     solution: Solution
     needs: Mapping[Device, Need]
     alone: float | None = None
@@ -48,7 +53,16 @@ def fitted(
     reason = _why_not(program)
     if reason:
         return NotPossible(mode, reason)
-    group = group_of(program, shares)
+    group, free = group_of(program, shares), program.rig.free
+    each = [_fitted(form, group, mode, headroom) for form in forms_of(program, mode, group.shares)]
+    fitting = [one for one in each if isinstance(one, Fitted)]
+    if not fitting:
+        return each[0]
+    return min(fitting, key=lambda one: (max(0, excess(one.needs, free)), one.solution.account.seconds))
+
+
+def _fitted(program: Program, group: Group, mode: str, headroom: int | None) -> Fitted | NotPossible:
+    """The first states of a form of a program that fit, or those that lack least."""
     free, best = program.rig.free, None
     room = [free[device] for device in group.devices]
     for _ in range(_TRIES):
@@ -120,13 +134,13 @@ def _solved(program: Program, group: Group, mode: str, room: Sequence[int] = ())
     """States under a mode; those that one takes where exchanges cost nothing, if splitting nothing takes least."""
     found = solve(program, group, mode, room=tuple(room))
     if isinstance(found, NotPossible) or _splits(found):
-        return found if isinstance(found, NotPossible) else Fitted(found, {})
+        return found if isinstance(found, NotPossible) else Fitted(program.graph, found, {})
     other = solve(program, _as_if_free(group), mode, room=tuple(room))
     if isinstance(other, NotPossible):
         return other
     if not _splits(other):
         return NotPossible(mode, "none of its operations can be split so, or devices have no shares in them")
-    return Fitted(other, {}, found.account.seconds)
+    return Fitted(program.graph, other, {}, found.account.seconds)
 
 
 def _without_room(

@@ -23,13 +23,15 @@ from ...compiler.states.strategy import argument, name_of
 _EPS = 1e-5
 
 
-def with_group_statistics(program: Program) -> Program:
-    """A copy of a program whose group norms over axes in space are taken apart."""
-    copy = program.copy()
-    fresh = copy.fresh_storages()
-    for node in list(filter(_is_in_space, copy.ops())):
-        _take_apart(copy, node, fresh)
-    return copy
+def take_group_norms_apart(program: Program) -> int:
+    """Takes group norms of a program over axes in space apart; returns how many.
+
+    Equal programs are so changed alike: nodes of one and of its copy have the same names before and after.
+    """
+    found, fresh = list(filter(_is_in_space, program.ops())), program.fresh_storages()
+    for node in found:
+        _take_apart(program, node, fresh)
+    return len(found)
 
 
 def _is_in_space(node: Node) -> bool:

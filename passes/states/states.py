@@ -2,9 +2,9 @@
 
 It pays where devices are linked well enough that being busy at the same time takes less than being busy one after
 another. ``tensor`` splits weights, so that no device holds them all; under ``sequence`` each device has all weights and
-some of the tokens; under ``batch`` some of the pictures of a call. ``solve`` says how each operation is computed,
-``share`` writes it into the graph, and the passes that follow find what crosses. It stands in the place of ``place``,
-which it falls back to where a mode is not possible.
+some of the tokens; under ``batch`` some of the pictures of a call; under ``spatial`` a part of each picture. ``solve``
+says how each operation is computed, ``share`` writes it into the graph, and the passes that follow find what crosses.
+It stands in the place of ``place``, which it falls back to where a mode is not possible.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class States(Pass):
             return Place(self.shares, self.headroom).run(program)
         check_needs(program, found.needs)
         _tell_of_seconds(program.name, self.mode, found)
+        program.graph = found.graph
         count = together(program, found.solution.strategies)
         return Change(len(list(program.ops())), f"operations computed by all devices, {count} values change state")
 

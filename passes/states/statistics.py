@@ -27,11 +27,7 @@ from ...compiler.ir.value import TensorType, dense_stride
 from ...compiler.states.strategy import argument, name_of, shape_of
 from ..placement.blocks import FindBlocks
 from .candidates import MATMULS, wanted
-from .exchanges import Group
 from .folding import folded
-from .modes import Limits
-from .solution import Solution
-from .solve import solve
 
 _ATEN = torch.ops.aten
 _HALVES = (torch.float16, torch.bfloat16)
@@ -43,23 +39,6 @@ def with_statistics(program: Program, shares: Sequence[int] = (1, 1)) -> Program
     copy = program.copy()
     take_norms_apart(copy, shares)
     return copy
-
-
-def best_form(program: Program, group: Group, mode: str, most: Limits = (), room: Limits = ()) -> Program:
-    """A program as it is, or a copy with norms taken apart where its states under ``tensor`` take less then.
-
-    See `solve` for the arguments. `take_norms_apart` does the same to the program itself.
-    """
-    if mode != "tensor":
-        return program
-    copy = program.copy()
-    if not take_norms_apart(copy, group.shares):
-        return program
-    before, after = (solve(one, group, mode, most, room) for one in (program, copy))
-    if not isinstance(after, Solution):
-        return program
-    is_better = not isinstance(before, Solution) or after.account.seconds < before.account.seconds
-    return copy if is_better else program
 
 
 def take_norms_apart(program: Program, shares: Sequence[int] = (1, 1)) -> int:

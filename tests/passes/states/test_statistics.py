@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program, tensors_of
 from dovetail.compiler.ir.state import WHOLE
@@ -14,10 +15,12 @@ from dovetail.compiler.states.strategy import Strategy, name_of
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 from dovetail.passes.rewrites.simplify import Simplify
+from dovetail.passes.states.fitting import Fitted, fitted, group_of
+from dovetail.passes.states.forms import forms_of
 from dovetail.passes.states.modes import posed
 from dovetail.passes.states.solution import Solution
 from dovetail.passes.states.solve import solve
-from dovetail.passes.states.statistics import best_form, take_norms_apart, with_statistics
+from dovetail.passes.states.statistics import take_norms_apart, with_statistics
 from testbed.zoo.everything import TINY
 from tests.laws.members import run_by_members
 
@@ -113,12 +116,15 @@ def test_a_program_and_its_copy_are_taken_apart_alike(name: str) -> None:
     assert [(one.name, one.target) for one in program.ops()] == [(one.name, one.target) for one in copy.ops()]
 
 
-@pytest.mark.parametrize("latency", [1e-7, 1e-3])
+@pytest.mark.parametrize("mode", ["tensor", "sequence"])
 @pytest.mark.parametrize("name", OVER_HEADS)
-def test_norms_are_taken_apart_where_weights_are_split_and_that_takes_less(name: str, latency: float) -> None:
-    program, devices = _traced(name, torch.float32)[0], group(1, 1, latency=latency)
-    assert best_form(program, devices, "sequence") is program
-    found = solve(best_form(program, devices, "tensor"), devices, "tensor")
-    others = [solve(one, devices, "tensor") for one in (program, with_statistics(program))]
-    assert isinstance(found, Solution)
-    assert found.account.seconds == min(one.account.seconds for one in others if isinstance(one, Solution))
+def test_the_form_is_taken_whose_states_take_less(name: str, mode: str) -> None:
+    program = _traced(name, torch.float32)[0]
+    program.rig = Rig.parse("sim0=8GiB,sim1=8GiB")
+    devices, found = group_of(program), fitted(program, mode)
+    assert isinstance(found, Fitted)
+    forms = list(forms_of(program, mode, devices.shares))
+    assert len(forms) == (2 if mode == "tensor" else 1)
+    solved = [solve(one, devices, mode, room=(8 << 30, 8 << 30)) for one in forms]
+    assert found.alone is not None or found.solution.account.seconds == min(one.account.seconds for one in solved)
+    assert any(len(found.graph.nodes) == len(one.graph.nodes) for one in forms)

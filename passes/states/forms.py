@@ -1,0 +1,27 @@
+"""The forms of a program in which states are solved for under a mode: norms taken apart, slices taken early.
+
+What devices cannot share out as one operation they can as several. A form computes what the program does, but for the
+order in which numbers of a norm are added; so it is for programs that devices compute together, and for no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ...compiler.ir.program import Program
+from .group_statistics import take_group_norms_apart
+from .narrowing import narrow
+from .statistics import take_norms_apart
+
+
+def forms_of(program: Program, mode: str, shares: Sequence[int]) -> Iterator[Program]:
+    """Copies of a program, each in a form that a mode may have; of several the states say which takes least."""
+    form = program.copy()
+    narrow(form)
+    if mode == "spatial":
+        take_group_norms_apart(form)
+    yield form
+    if mode == "tensor":
+        apart = form.copy()
+        if take_norms_apart(apart, shares):
+            yield apart
