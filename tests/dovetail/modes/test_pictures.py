@@ -186,3 +186,21 @@ def test_a_device_with_little_memory_gets_its_weights_as_they_are_read(mode: str
         assert off(paint(pipe, call), expected) < NEAR
         (program,) = programs_of(pipe)
         assert split_mode_of(program) == mode
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_a_picture_is_decoded_in_areas(name: str) -> None:
+    made, call = PIPELINES[name]()
+    expected = paint(made, call)
+    before = [sim.stats(index).in_use for index in range(2)]
+    pipe = dovetail.compile_pipeline(made, "te=sim0,diffusion=sim0,vae=sim0&sim1", split_mode="vae=spatial")
+    with pipe.dovetail as handle:
+        planned = handle.plan(**call)
+        assert off(paint(pipe, call), expected) < NEAR
+        gc.collect()
+        for index in range(2):
+            sim.reset_peak(index)
+        assert off(paint(pipe, call), expected) < NEAR
+        peaks = {device: peak.total for device, peak in planned.peaks().items() if device.is_simulated}
+        assert {device: sim.stats(device.index).peak - before[device.index] for device in peaks} == peaks
+        assert [split_mode_of(one.program) for one in handle.programs["vae"]] == ["spatial"]
