@@ -129,7 +129,7 @@ class Where:
         _placement(
             "--split-mode",
             metavar="MODE",
-            help="layer, row, tensor, sequence or batch, for all or by role (diffusion=row).",
+            help="layer, row, tensor, sequence, batch or spatial, for all or by role (diffusion=row).",
         ),
     ] = "layer"
     tensor_split: Annotated[
