@@ -24,6 +24,7 @@ from dovetail.passes.states.states import split_mode_of
 from dovetail.plans.folder import Plans
 from dovetail.runtime import sim
 from testbed.pipelines.tiny_pipelines import flux, paint
+from tests.cases import slow_but
 from tests.command_line import done
 
 X = torch.linspace(-1, 1, 2 * 6 * 64).reshape(2, 6, 64)
@@ -199,7 +200,7 @@ def test_what_runs_by_its_parts_is_placed_whole_and_this_is_said(mode: str, capl
     assert torch.allclose(compiled(X).cpu(), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("mode", TOGETHER)
+@pytest.mark.parametrize("mode", slow_but(["sequence"], TOGETHER))
 def test_a_component_of_another_mode_is_not_assigned_weights(mode: str) -> None:
     pipe, call = flux()
     dovetail.compile_pipeline(pipe, "diffusion=sim0&sim1,te=sim0,vae=sim0", split_mode=f"diffusion={mode}")
@@ -219,7 +220,7 @@ def test_it_is_explained_and_drawn(mode: str) -> None:
     assert "<graphml" in graphml({"model": program})
 
 
-@pytest.mark.parametrize("mode", TOGETHER)
+@pytest.mark.parametrize("mode", slow_but(["tensor", "spatial"], TOGETHER))
 @pytest.mark.parametrize("kind", ["text", "html", "svg", "mermaid", "dot", "json", "graphml", "trace"])
 def test_a_plan_is_shown_in_every_form_and_verified(mode: str, kind: str, tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
