@@ -11,12 +11,18 @@ from ...compiler.units import format_bytes
 
 
 def lines_of_marks(programs: Mapping[str, Program]) -> Iterator[str]:
-    """A line for each program that has weights."""
-    return (f"{name}: {marks_in_words(one)}." for name, one in programs.items() if one.weights)
+    """A line for each program that has weights, unless its devices compute it together."""
+    said = ((name, marks_in_words(one)) for name, one in programs.items() if one.weights)
+    return (f"{name}: {words}." for name, words in said if words)
 
 
 def marks_in_words(program: Program) -> str:
-    """How many weights are eligible for a row split, their bytes, and how many others there are of each kind."""
+    """How many weights are eligible for a row split, their bytes, and how many others there are of each kind.
+
+    It is nothing where devices compute a program together otherwise, which asks for no such weights.
+    """
+    if program.is_grouped and not program.is_sliced:
+        return ""
     marks = marks_by_name(program)
     eligible = [name for name, reason in marks.items() if not reason]
     kinds = Counter(reason.partition(":")[0] for reason in marks.values() if reason)

@@ -69,7 +69,7 @@
       `${one.call_takes} a call`];
     const node = el("div", {},
       el("p", {class: "lead"}, facts.join(" · ")), one.why ? el("p", {class: "note"}, one.why) : null,
-      el("p", {class: "note"}, `${one.marks}.`),
+      ...(one.marks ? [el("p", {class: "note"}, `${one.marks}.`)] : []),
       el("h3", {}, "Blocks, in the order in which they run"), ribbon,
       one.lanes ? el("h3", {}, "One call, by device and link") : null, one.lanes ? lanes : null,
       one.lanes ? dovetail.busy(one.lanes) : null,
