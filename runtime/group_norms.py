@@ -1,31 +1,38 @@
 """The kernels of group norm by parts: statistics of what a device has, and the norm by those of all.
 
 Squares are taken about a mean that is known, so that none of their digits are lost where the mean is large. Statistics
-are taken in float32 at least, without a copy of the elements in it.
+are taken in float32 at least, and copies in it are made of one group at a time. What comes channels last is so yielded.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from ..compiler.ir.ops import LIBRARY, statistics_dtype
 
 
+def _flat(x: Tensor, groups: int) -> Tensor:
+    """The elements of each group of channels of each picture in a row."""
+    return x.reshape(x.shape[0], groups, math.prod(x.shape[1:]) // groups)
+
+
 def _means(x: Tensor, groups: int, count: int) -> Tensor:
-    return x.reshape(x.shape[0], groups, -1).sum(-1, dtype=statistics_dtype(x.dtype)).div_(count)
+    return _flat(x, groups).sum(-1, dtype=statistics_dtype(x.dtype)).div_(count)
 
 
 def _variances(x: Tensor, means: Tensor, groups: int, count: int) -> Tensor:
     """The variance about the elements' own mean, and the square of how far that is from the mean of all."""
-    flat = x.reshape(x.shape[0], groups, -1)
+    flat = _flat(x, groups)
+    if not flat.numel():
+        return torch.zeros_like(means)
     own = flat.shape[-1]
-    if flat.dtype == means.dtype:
-        found, mean = torch.var_mean(flat, -1, correction=0)
-    else:
-        mean = flat.sum(-1, dtype=means.dtype).div_(own)
-        found = torch.linalg.vector_norm(flat, 2, -1, dtype=means.dtype).square_().div_(own)
-        found.addcmul_(mean, mean, value=-1)
+    found, mean = torch.empty_like(means), torch.empty_like(means)
+    for at in range(groups):  # one by one, so that no copy of all elements in another dtype is made
+        found[:, at], mean[:, at] = torch.var_mean(flat[:, at].to(means.dtype), -1, correction=0)
     return found.add_(mean.sub_(means).square_()).mul_(own / count)
 
 
@@ -36,12 +43,13 @@ def _norm(
     pictures, channels = x.shape[:2]
     known = torch.empty((4, pictures, channels), dtype=means.dtype, device=x.device)
     for at, one in enumerate((means, variances)):
-        known[at].view(pictures, groups, -1).copy_(one.unsqueeze(-1))
+        known[at].view(pictures, groups, channels // groups).copy_(one.unsqueeze(-1))
     for at, given, usual in ((2, weight, 1), (3, bias, 0)):
         known[at].fill_(usual) if given is None else known[at].copy_(given)
     mean, variance, factor, summand = known.flatten(1).unbind()
-    flat = x.reshape(1, pictures * channels, -1)
-    return torch.nn.functional.batch_norm(flat, mean, variance, factor, summand, False, 0.0, eps).view(x.shape)
+    flat = x.reshape(1, pictures * channels, math.prod(x.shape[2:]))
+    found = torch.nn.functional.batch_norm(flat, mean, variance, factor, summand, False, 0.0, eps).view(x.shape)
+    return found.contiguous(memory_format=suggest_memory_format(x))
 
 
 LIBRARY.impl("group_means", _means, "CompositeExplicitAutograd")

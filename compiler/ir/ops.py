@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from ..checkpoints.quantized_types import block_of
 
@@ -101,7 +102,7 @@ def _group_norm_by(
     groups: int,
     eps: float,
 ) -> torch.Tensor:
-    return x.new_empty(x.shape)
+    return x.new_empty(x.shape).contiguous(memory_format=suggest_memory_format(x))
 
 
 GROUP_MEANS = torch.ops.dovetail.group_means.default

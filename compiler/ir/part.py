@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from .slices import cover
 from .state import Range
 
 
@@ -76,13 +75,27 @@ def merged(ranges: Sequence[Range]) -> tuple[Range, ...]:
 
 
 def joined(parts: Mapping[Part, torch.Tensor]) -> torch.Tensor:
-    """The tensor of which these are the parts, all along one axis: they have each element of it."""
-    ((axis, *others),) = ([*{part.axis for part in parts}],)
-    assert not others, "parts along several axes are not put together"
+    """The tensor of which these are parts: along one of their axes they have each element of it, some of them twice."""
+    for axis in dict.fromkeys(part.axis for part in parts):
+        pieces = {part: tensor for part, tensor in parts.items() if part.axis == axis}
+        size = next((one.shape[axis] for part, one in parts.items() if part.axis != axis), None)
+        found = _in_a_row(axis, pieces)
+        if found is not None and size in (None, found.shape[axis]):
+            return found
+    raise AssertionError(f"the parts of a tensor have gaps: {', '.join(map(str, parts))}")
+
+
+def _in_a_row(axis: int, parts: Mapping[Part, torch.Tensor]) -> torch.Tensor | None:
+    """What parts along one axis have, without what several have; None if there is a gap."""
     pieces: dict[Range, torch.Tensor] = {}
     for part, tensor in parts.items():
         lengths = [stop - start for start, stop in part.ranges]
         pieces |= zip(part.ranges, tensor.split(lengths, axis), strict=True)
-    ranges = tuple(sorted(pieces))
-    assert cover(ranges, ranges[-1][1]), f"the parts of a tensor follow one another: {ranges}"
-    return torch.cat([pieces[one] for one in ranges], axis)
+    end, found = 0, list[torch.Tensor]()
+    for start, stop in sorted(pieces):
+        if start > end:
+            return None
+        if stop > end:
+            found.append(pieces[start, stop].narrow(axis, end - start, stop - end))
+            end = stop
+    return torch.cat(found, axis) if found else next(iter(pieces.values()))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
+import torch
 from torch.fx import Node
 
 from ..ir.state import PARTIAL, Split
@@ -72,7 +74,7 @@ def window_of(node: Node, axis: int) -> Window:
     assert isinstance(weight, Node)
     count, at = len(shape_of(node)) - 2, axis - 2
     stride = numbers(argument(node, 3, "stride", 1), count)[at]
-    padding = 0 if argument(node, 4, "padding", 0) == "valid" else numbers(argument(node, 4, "padding", 0), count)[at]
+    padding = 0 if _padding(node) == "valid" else numbers(_padding(node), count)[at]
     dilation = numbers(argument(node, 7 if transposed else 5, "dilation", 1), count)[at]
     extent = (shape_of(weight)[axis] - 1) * dilation + 1
     return Window(shape_of(x)[axis], shape_of(node)[axis], extent, stride, padding, transposed)
@@ -96,9 +98,9 @@ def local_convolution(node: Node, chosen: Strategy, member: int) -> Local:
 def _in_space(node: Node, call: Local, result: Split, member: int) -> Local:
     """Nothing is padded along the axis; of a transposed one, what its elements add to others' results is dropped."""
     count, at, window = len(shape_of(node)) - 2, result.axis - 2, window_of(node, result.axis)
-    if argument(node, 4, "padding", 0) == "valid":
+    if _padding(node) == "valid":
         return call
-    padding = numbers(argument(node, 4, "padding", 0), count)
+    padding = numbers(_padding(node), count)
     padding[at] = 0
     if window.is_transposed:
         made = result.segments[0][member]
@@ -111,7 +113,14 @@ def _in_space(node: Node, call: Local, result: Split, member: int) -> Local:
 
 def _pads_alike(node: Node) -> bool:
     """Whether padding is in numbers, or there is none."""
-    return bool(argument(node, 4, "padding", 0) != "same")
+    return bool(_padding(node) != "same")
+
+
+def _padding(node: Node) -> Any:
+    """The padding in numbers, or the word for it, which one kind of convolutions has."""
+    overload = node.target
+    assert isinstance(overload, torch._ops.OpOverload)
+    return argument(node, 4, "padding", "valid" if overload._overloadname == "padding" else 0)
 
 
 def _is_transposed(node: Node) -> bool:

@@ -7,7 +7,7 @@ takes there of a weight, and arguments that differ, follow from what it yields a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.fx import Node
@@ -110,7 +110,8 @@ def weight_on(program: Program, reader: Node, node: Node, device: Device) -> Wei
 def pieces(program: Program) -> dict[str, tuple[Weight, Device]]:
     """What devices hold of the weights of a placed program, by name: a weight at its home, or parts on their devices.
 
-    Of a weight that is split by rows, but that some operation reads whole, it has both.
+    Of a weight that is split by rows, but that some operation reads whole, it has both. One that a group of devices
+    reads whole is at home with the first that does where its home does not.
     """
     found: dict[str, tuple[Weight, Device]] = {}
     for node in program.weight_nodes():
@@ -119,8 +120,18 @@ def pieces(program: Program) -> dict[str, tuple[Weight, Device]]:
         parts = [(weight_on(program, user, node, one), one) for user in shared for one in members(program, user)]
         found |= {piece.name: (piece, device) for piece, device in parts if piece.which}
         if not parts or len(shared) < len(node.users) or not all(piece.which for piece, _ in parts):
-            found[weight.name] = weight, program.home.get(weight.name, program.main)
+            whole_on = [device for piece, device in parts if not piece.which]
+            found[weight.name] = weight, _keeper(program, node, whole_on)
     return found
+
+
+def _keeper(program: Program, node: Node, shared_by: Sequence[Device]) -> Device:
+    """The device that keeps a weight: its home, unless only others read it whole, which compute together."""
+    home = program.home.get(program.weight(node).name, program.main)
+    if not shared_by or home in shared_by:
+        return home
+    alone = (device_of(user) for user in node.users if user.op == "call_function" and not is_shared(user))
+    return home if home in alone else shared_by[0]
 
 
 def bytes_held(program: Program) -> dict[Device, int]:

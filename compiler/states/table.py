@@ -67,10 +67,10 @@ def rule_of(node: Node) -> Rule | None:
     name = name_of(node)
     if not tensors_of(node) or not node.all_input_nodes or not isinstance(node.target, torch._ops.OpOverload):
         return None
+    if (name == "dropout" and argument(node, 2, "train")) or (name == _ATTENTION and argument(node, 4, "dropout_p", 0)):
+        return None  # what is drawn
     if name in _RULES:
         return _RULES[name] if isinstance(node.args[0], (Node, tuple, list)) else None
-    if (name == "dropout" and argument(node, 2, "train")) or (name == _ATTENTION and argument(node, 4, "dropout_p", 0)):
-        return None
     is_same = name in pointwise.SAME and isinstance(node.args[0], Node)
     is_one = isinstance(value_of(node), TensorType)
     return pointwise.RULE if is_one and (is_same or is_pointwise(node.target, node.kwargs)) else None

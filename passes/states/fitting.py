@@ -10,6 +10,7 @@ from torch.fx import Graph, Node
 
 from ...compiler.devices.device import Device
 from ...compiler.devices.speeds import Speeds, speeds_of
+from ...compiler.errors import UsageError
 from ...compiler.ir.program import Program, tensors_of
 from ...compiler.ir.state import WHOLE
 from ...compiler.states.strategy import Strategy
@@ -74,12 +75,17 @@ def _fitted(program: Program, group: Group, mode: str, headroom: int | None) -> 
         over = {device: need.total - free[device] for device, need in one.needs.items()}
         if max(over.values()) <= 0:
             return best
+        if mode != "tensor" and not min(room):
+            break  # each device holds all weights, whatever is chosen
         room = [max(0, had - max(0, over[device])) for had, device in zip(room, group.devices, strict=True)]
     return best or NotPossible(mode, "no states fit")
 
 
 def group_of(program: Program, shares: Sequence[float] = ()) -> Group:
     """The devices of a program with their shares: those that are given, else by what they compute a second."""
+    if shares and (len(shares) > len(program.devices) or not sum(shares)):
+        asked, there = ":".join(f"{one:g}" for one in shares), ", ".join(map(str, program.devices))
+        raise UsageError(f"shares {asked} are not those of {there}: give one for each device, some more than nothing")
     speeds = speeds_of(program.rig)
     given = [round(1000 * one / sum(shares)) for one in shares] if shares else _by_speed(program, speeds)
     offers = [*given, *[0] * len(program.devices)][: len(program.devices)]

@@ -65,6 +65,8 @@ def _take_apart(program: Program, node: Node, fresh: Iterator[int]) -> None:
     weight, bias = argument(node, 2, "weight"), argument(node, 3, "bias")
     eps = float(argument(node, 4, "eps", _EPS))
     result = add(GROUP_NORM_BY, made.sizes, made.dtype, x, means, variances, weight, bias, groups, eps)
-    result.meta["value"] = replace(result.meta["value"], storage=made.storage)  # views of it say that they lie there
+    result.meta["value"] = replace(
+        result.meta["value"], stride=made.stride, storage=made.storage
+    )  # views of it say that they lie there
     node.replace_all_uses_with(result)
     program.graph.erase_node(node)

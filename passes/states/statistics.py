@@ -115,8 +115,14 @@ def _take_apart(program: Program, node: Node, fresh: Iterator[int]) -> None:
         result = add.add(_ATEN.add.Tensor, result, argument(node, 3, "bias"), like=result)
     result = add.add(_ATEN.to.dtype, result, dtype, like=result, dtype=dtype) if is_half else result
     if not is_layer and weight is not None:  # which is rounded before it is scaled, as PyTorch has it
-        result = add.add(_ATEN.mul.Tensor, result, weight, like=node)
+        result = add.add(_ATEN.mul.Tensor, result, weight, like=node if _has_dtype(weight, dtype) else wide)
+        if not _has_dtype(weight, dtype):
+            result = add.add(_ATEN.to.dtype, result, dtype, like=node, dtype=dtype)
     own = tensors_of(node)[0].storage
     result.meta["value"] = replace(result.meta["value"], storage=own)
     node.replace_all_uses_with(result)
     program.graph.erase_node(node)
+
+
+def _has_dtype(weight: Any, dtype: torch.dtype) -> bool:
+    return tensors_of(weight)[0].dtype == dtype

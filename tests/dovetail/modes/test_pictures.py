@@ -204,3 +204,37 @@ def test_a_picture_is_decoded_in_areas(name: str) -> None:
         peaks = {device: peak.total for device, peak in planned.peaks().items() if device.is_simulated}
         assert {device: sim.stats(device.index).peak - before[device.index] for device in peaks} == peaks
         assert [split_mode_of(one.program) for one in handle.programs["vae"]] == ["spatial"]
+
+
+def test_another_size_may_cut_a_weight_otherwise() -> None:
+    made, call = sd()
+    wide = {**call, "height": 24, "width": 32}
+    expected = [paint(made, call), paint(made, wide)]
+    pipe = together(made, "tensor", "3:2")
+    with pipe.dovetail:
+        for one, found in zip((call, wide, call), (*expected, expected[0]), strict=True):
+            assert off(paint(pipe, one), found) < NEAR
+    assert torch.equal(paint(made, call), expected[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "shares"),
+    slow_but(
+        [("sd", "tensor", "1:5:1")],
+        [("sd", "tensor", "1:5:1"), ("flux", "tensor", "0:1"), ("flux", "sequence", "0:1:1")],
+    ),
+)
+def test_a_main_device_that_reads_little_holds_no_more_than_that(name: str, mode: str, shares: str) -> None:
+    made, call = PIPELINES[name]()
+    count = shares.count(":") + 1
+    before = [sim.stats(index).in_use for index in range(count)]
+    pipe = together(made, mode, shares)
+    with pipe.dovetail as handle:
+        planned = handle.plan(**call)
+        for _ in range(2):
+            gc.collect()
+            for index in range(count):
+                sim.reset_peak(index)
+            paint(pipe, call)
+        peaks = {device: peak.total for device, peak in planned.peaks().items() if device.is_simulated}
+        assert {device: sim.stats(device.index).peak - before[device.index] for device in peaks} == peaks

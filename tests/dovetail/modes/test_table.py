@@ -235,3 +235,44 @@ def test_plans_of_a_pipeline_are_used_with_their_mode(tmp_path: Path) -> None:
     done("compile", *asked, "-o", str(tmp_path))
     kept = Plans(tmp_path).completed({})
     assert kept["split_mode"] == {"transformer": "sequence"}
+
+
+class Drawn(nn.Module):
+    """Attention of which some weights are dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(64, 192), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (one.unflatten(-1, (4, 16)).transpose(1, 2) for one in self.qkv(x).chunk(3, -1))
+        found = torch.nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+        return self.out(found.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("mode", ["tensor", "sequence", "batch"])
+def test_what_is_dropped_is_drawn_once_for_all_devices(mode: str) -> None:
+    torch.manual_seed(0)
+    module = Drawn().eval()
+    compiled = dovetail.compile(module, (X,), backend="sim0&sim1", split_mode=mode)
+    torch.manual_seed(1)
+    expected = module(X)
+    torch.manual_seed(1)
+    assert torch.allclose(compiled(X).cpu(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["sequence", "batch", "spatial"])
+def test_patches_without_padding_said_in_a_word(mode: str) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(64, 64, 2, stride=2, padding="valid"), nn.SiLU()).eval()
+    compiled = dovetail.compile(module, (PICTURES,), backend="sim0&sim1", split_mode=mode)
+    assert torch.allclose(compiled(PICTURES).cpu(), module(PICTURES), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shares", ["1:1:1", "0:0"])
+def test_shares_of_a_pass_are_those_of_the_devices(shares: str) -> None:
+    steps = ",".join(map(str, default_passes(split_mode="sequence"))).replace(
+        "mode=sequence", f"mode=sequence,shares={shares}"
+    )
+    with pytest.raises(UsageError, match=f"shares {shares} are not those of sim0, sim1"):
+        dovetail.compile(stack("sequence"), (X,), backend="sim0&sim1", passes=steps)
