@@ -40,6 +40,8 @@ def _norm(
     x: Tensor, means: Tensor, variances: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float
 ) -> Tensor:
     """A channel of a picture has a mean, a variance, a factor and a summand, as those of a batch norm that is done."""
+    if not x.numel():  # PyTorch's batch norm takes one channel at least
+        return torch.empty_like(x)
     pictures, channels = x.shape[:2]
     known = torch.empty((4, pictures, channels), dtype=means.dtype, device=x.device)
     for at, one in enumerate((means, variances)):
