@@ -18,7 +18,7 @@ from ..compiler.durations import bounds, seconds_text
 from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Lifetime
 from ..compiler.spec.residency import Residency
-from ..compiler.states.parts import pieces, slot_bytes
+from ..compiler.states.parts import held_on, slot_bytes
 from ..compiler.units import format_bytes
 from ..passes.rewrites.chunk import chunks_of
 from ..passes.simulate.timeline import timeline
@@ -310,10 +310,10 @@ def _rows(call: PlannedCall) -> Iterator[Row]:
 def _resting(program: Program, device: Device) -> dict[Residency, int]:
     """The bytes of the weights of a device by where they rest; nothing where none of them rests elsewhere."""
     found: Counter[Residency] = Counter()
-    for weight, home in pieces(program).values():
+    for weight in (one for one, devices in held_on(program) if device in devices):
         rests = program.residency.get(weight.whole, Residency.DEVICE)
-        is_elsewhere = rests.stages_on(home)
-        if home == device and (is_elsewhere or weight.kind == "parameter"):
+        is_elsewhere = rests.stages_on(device)
+        if is_elsewhere or weight.kind == "parameter":
             found[rests if is_elsewhere else Residency.DEVICE] += weight.nbytes
     return dict(+found) if set(found) - {Residency.DEVICE} else {}
 
