@@ -86,7 +86,8 @@ class Account:
 
     ``settings`` are the options that ask for the same, ``searched`` the seconds of the search if there was one, and
     ``notes`` say why devices are used or not. ``decision`` is what the search found, and ``planned`` are the seconds
-    from the first look at the pipeline to this, where that is known: most of them are tracing and lowering.
+    from the first look at the pipeline to this, where that is known: most of them are tracing and lowering. ``modes``
+    are those that were asked for of components on several devices, other than ``layer``.
     """
 
     generation: Generation
@@ -96,6 +97,7 @@ class Account:
     notes: Sequence[str] = ()
     decision: Decision | None = None
     planned: float | None = None
+    modes: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<Account of {self.generation!r}: {seconds_text(self.seconds)} s; {self.line or 'no options'}>"
@@ -347,6 +349,7 @@ def _facts(part: Part) -> dict[str, Any]:
     return {
         "class": part.call.part_of or part.call.program.name,
         "programs": part.programs,
+        "split_mode": split_mode_of(part.call.program),
         "role": part.call.role,
         "phase": part.call.phase,
         "rests": _rests(part),
