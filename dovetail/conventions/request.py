@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
-from ..compiler.devices.device import Device
+from ..compiler.devices.device import SINGLE, Device
 from ..compiler.devices.memory import Memory
 from ..compiler.devices.rig import Rig
 from ..compiler.errors import UsageError
@@ -138,7 +138,7 @@ class Request:
         devices = self.backend.devices_for(attribute, role, self.rig)
         is_told = len(devices) == 1 and not self._is_searched(attribute, role)
         if mode != "layer" and is_told and self._is_asked(self.split_mode, attribute, role):
-            _tell_alone(attribute, devices[0].name, f"split mode {mode}")
+            _tell_alone(attribute, devices[0], f"split mode {mode}", mode)
         if mode in TOGETHER:
             check_kinds(attribute or "a module", mode, devices)
         return devices
@@ -193,7 +193,7 @@ class Request:
         """The shares that were asked for, or nothing: free memory decides."""
         is_told = len(devices) == 1 and not self._is_searched(attribute, role)
         if is_told and self._is_asked(self.tensor_split, attribute, role):
-            _tell_alone(attribute, devices[0].name, "shares (--tensor-split)")
+            _tell_alone(attribute, devices[0], "shares (--tensor-split)", self.mode_for(attribute, role))
         return self.tensor_split.shares_for(attribute, role, devices) or ()
 
     def switch_on(self) -> None:
@@ -207,7 +207,8 @@ def tell_unused_split(request: Request, roles: Mapping[str, str]) -> None:
         f"--split-mode {request.split_mode.default}": request.split_mode.default not in (None, "layer"),
         f"--tensor-split {request.tensor_split}": request.tensor_split.default is not None,
     }
-    if not any(asked.values()) or (not request.backend.default and len(request.rig.gpus) > 1):
+    is_open = any(request.is_open(name, role) for name, role in roles.items())
+    if not any(asked.values()) or (is_open and len(request.rig.gpus) > 1):
         return
     devices = [request.devices_for(name, role) for name, role in roles.items()]
     if devices and all(len(one) == 1 for one in devices):
@@ -225,10 +226,18 @@ def _tell_unused(what: str, devices: str) -> None:
 
 
 @cache
-def _tell_alone(attribute: str, device: str, what: str) -> None:
+def _tell_alone(attribute: str, device: Device, what: str, mode: str) -> None:
     """Says once that a way to split means nothing on one device."""
     of = f"{attribute}, which" if attribute else "a module that"
-    logger.warning("%s says nothing of %s is on one device, %s: name several, as in %s&cpu", what, of, device, device)
+    several = _several(device) if mode in TOGETHER else f"{device}&cpu"
+    logger.warning("%s says nothing of %s is on one device, %s: name several, as in %s", what, of, device, several)
+
+
+def _several(device: Device) -> str:
+    """Two devices of one kind, as devices that compute together are: one and another, if there is more than one."""
+    if device.kind in SINGLE:
+        return "cuda0&cuda1"
+    return f"{device}&{replace(device, index=0 if device.index else 1)}"
 
 
 def switch_on(rig: Rig) -> None:

@@ -32,10 +32,10 @@ def states_in_words(program: Program) -> Iterator[str]:
         yield f"Of the {counted(sum(ways.values()), 'operation')} of {what} {', '.join(parts)}."
     counts, nbytes = Counter[str](), Counter[str]()
     for one in program.transfers():
-        kind = _kind(one)
-        counts[kind] += 1
-        nbytes[kind] += sum(size for _, _, size in sent(program, one))
-    for kind, count in counts.most_common():
+        kind, size = _kind(one), sum(size for _, _, size in sent(program, one))
+        counts[kind] += 1 if size else 0
+        nbytes[kind] += size
+    for kind, count in (+counts).most_common():
         often = counted(count, kind, _SEVERAL.get(kind, ""))
         yield f"Devices exchange {format_bytes(nbytes[kind])} a call in {often}."
 

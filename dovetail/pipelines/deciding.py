@@ -16,7 +16,7 @@ from ..components.adopting import adopting
 from ..components.compiled import CompiledModule
 from ..components.dry import DryRun
 from ..components.plan import ComponentPlan
-from ..conventions.request import Request
+from ..conventions.request import Request, tell_unused_split
 from ..fitting.decide import Decision
 from ..fitting.eased import tell_of_places
 from ..fitting.fitted import members_of
@@ -102,6 +102,7 @@ class Deciding(Neighbour):
                 if is_moved:
                     self._settle()
                 tell_of_places(self.name, before.plan.request, self._request, self.kinds()[0])
+                tell_unused_split(self._request, self.kinds()[0])
                 yield
         except BaseException:
             self._request, self._is_open, self.decision = was

@@ -66,7 +66,7 @@ def _title(pipeline: PlacedPipeline) -> str:
 def _rows(pipeline: PlacedPipeline) -> Iterator[tuple[str, str, str, str, str, str, str]]:
     """Name, role, devices, bytes of weights, where these are kept, how it runs, and how much is compiled, of each."""
     for name, one in pipeline.components.items():
-        how = "by its parts" if one.parts.reasons else ""
+        how = "by its parts" if one.parts.reasons else f"split by {one.plan.mode}" if one.plan.places_itself else ""
         devices, weights = " & ".join(map(str, one.devices)), format_bytes(one.view.nbytes)
         stays, kept = one.view.amounts.on_device, _KEPT[one.view.residency]
         kept += f", {format_bytes(stays)} of them on its devices" if stays else ""

@@ -156,6 +156,7 @@ class CompiledPipeline(Exchanging):
                 *((UNCOMPILED,) if self._request.inductor else ()),
             ),
             decision,
+            modes={name: one.plan.mode for name, one in self.components.items() if one.plan.places_itself},
         )
 
     def explain(self, *args: object, **kwargs: object) -> str:

@@ -39,7 +39,10 @@ def pieces_of(decided: Decisions, module: nn.Module, program: Program) -> Iterat
             stays = load.lifetime is Lifetime.PROGRAM
             on_host = program.residency.get(weight.whole) is Residency.HOST
             rests = weight.nbytes if one is not None and not stays and on_host else 0
-            yield Piece((*key, load.device), name_of, load.device, weight.device_bytes, load.lifetime, rests, name)
+            yield Piece(
+                (*key, load.device), name_of, load.device, weight.device_bytes, load.lifetime, rests, name,
+                of=(id(one), weight.quant), whole=program.weights[weight.whole].nbytes,
+            )  # fmt: skip
 
 
 def others_of(everyone: Iterable[Decisions]) -> Iterator[Piece]:
@@ -73,7 +76,10 @@ def _piece_of(decided: Decisions, one: StoredWeight, home: Device) -> Piece:
     stages = residency.stages_on(home)
     rests = one.nbytes if stages and residency is Residency.HOST else 0
     lasts = Lifetime.STAGE if stages and one not in decided.sites.read_as_is else Lifetime.PROGRAM
-    return Piece((id(one), None, one.quant, home), decided.component.name, home, one.nbytes, lasts, rests)
+    return Piece(
+        (id(one), None, one.quant, home), decided.component.name, home, one.nbytes, lasts, rests,
+        of=(id(one), one.quant), whole=one.nbytes,
+    )  # fmt: skip
 
 
 def held_in(run: DryRun, key: Key, rig: Rig, main: Device) -> Counter[Device]:

@@ -8,7 +8,7 @@ holds of earlier results. The host counts as a device, and has besides the weigh
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -32,7 +32,8 @@ class Piece:
     """A weight, or rows of one, on a device: ``key`` is equal for what two programs share there.
 
     ``lasts`` says whether it stays there, is there for a phase, or for a stage of a program. ``rests`` are its bytes in
-    host memory while it is not there. ``name`` is what a program calls it.
+    host memory while it is not there; pieces of one weight, which ``of`` says, rest there as the ``whole`` of so many
+    bytes at most, on however many devices they are read. ``name`` is what a program calls it.
     """
 
     key: Hashable
@@ -42,6 +43,8 @@ class Piece:
     lasts: Lifetime
     rests: int = 0
     name: str = ""
+    of: Hashable = None
+    whole: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,7 +194,8 @@ class Generation:
         for piece in self._pieces:
             if piece.lasts is Lifetime.PROGRAM:
                 found[piece.device][piece.component] += piece.nbytes
-            found[self.rig.host][piece.component] += piece.rests
+        for component, nbytes in _resting(self._pieces):
+            found[self.rig.host][component] += nbytes
         return found
 
     @cached_property
@@ -291,6 +295,17 @@ def _fullest(program: Program, device: Device) -> str:
     """The operation at which a program whose weights rest elsewhere has most on a device."""
     fullest = simulate(program).get(device) if program.residency else None
     return f" (%{fullest.node.name})" if fullest is not None and fullest.node is not None else ""
+
+
+def _resting(pieces: Iterable[Piece]) -> Iterator[tuple[str, int]]:
+    """The bytes of each weight in host memory, which holds it once for all devices, with its component."""
+    found: Counter[Hashable] = Counter()
+    last: dict[Hashable, Piece] = {}
+    for piece in (one for one in pieces if one.rests):
+        found[piece.of] += piece.rests
+        last[piece.of] = piece
+    for of, piece in last.items():
+        yield piece.component, min(found[of], piece.whole)
 
 
 def _rests(generation: Generation, host: Device) -> bool:

@@ -18,7 +18,7 @@ from ..compiler.durations import bounds, seconds_text
 from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Lifetime
 from ..compiler.spec.residency import Residency
-from ..compiler.states.parts import pieces, slot_bytes
+from ..compiler.states.parts import held_on, slot_bytes
 from ..compiler.units import format_bytes
 from ..passes.rewrites.chunk import chunks_of
 from ..passes.simulate.timeline import timeline
@@ -86,7 +86,8 @@ class Account:
 
     ``settings`` are the options that ask for the same, ``searched`` the seconds of the search if there was one, and
     ``notes`` say why devices are used or not. ``decision`` is what the search found, and ``planned`` are the seconds
-    from the first look at the pipeline to this, where that is known: most of them are tracing and lowering.
+    from the first look at the pipeline to this, where that is known: most of them are tracing and lowering. ``modes``
+    are those that were asked for of components on several devices, other than ``layer``.
     """
 
     generation: Generation
@@ -96,6 +97,7 @@ class Account:
     notes: Sequence[str] = ()
     decision: Decision | None = None
     planned: float | None = None
+    modes: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<Account of {self.generation!r}: {seconds_text(self.seconds)} s; {self.line or 'no options'}>"
@@ -310,10 +312,10 @@ def _rows(call: PlannedCall) -> Iterator[Row]:
 def _resting(program: Program, device: Device) -> dict[Residency, int]:
     """The bytes of the weights of a device by where they rest; nothing where none of them rests elsewhere."""
     found: Counter[Residency] = Counter()
-    for weight, home in pieces(program).values():
+    for weight in (one for one, devices in held_on(program) if device in devices):
         rests = program.residency.get(weight.whole, Residency.DEVICE)
-        is_elsewhere = rests.stages_on(home)
-        if home == device and (is_elsewhere or weight.kind == "parameter"):
+        is_elsewhere = rests.stages_on(device)
+        if is_elsewhere or weight.kind == "parameter":
             found[rests if is_elsewhere else Residency.DEVICE] += weight.nbytes
     return dict(+found) if set(found) - {Residency.DEVICE} else {}
 
@@ -347,6 +349,7 @@ def _facts(part: Part) -> dict[str, Any]:
     return {
         "class": part.call.part_of or part.call.program.name,
         "programs": part.programs,
+        "split_mode": split_mode_of(part.call.program),
         "role": part.call.role,
         "phase": part.call.phase,
         "rests": _rests(part),

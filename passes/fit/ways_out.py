@@ -49,7 +49,7 @@ class WayOut:
     """Something that makes it fit: what is changed, the options that say so, and the plan found with it.
 
     ``packed`` are the components whose weights are converted first, to the type ``quant``, and ``by_layers`` those that
-    were to be split by rows and are not.
+    were to be split by rows, or under another mode that is named, and are not.
     """
 
     what: str
@@ -60,7 +60,7 @@ class WayOut:
     quant: str = ""
     packed: tuple[str, ...] = ()
     lowered: float | None = None
-    by_layers: tuple[str, ...] = ()
+    by_layers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -288,9 +288,11 @@ def _of_its_kind(out: WayOut, loads: Sequence[Load]) -> WayOut:
 
 
 def _by_layers(out: WayOut, loads: Sequence[Load]) -> WayOut:
-    """A way out that says which components were to be split by rows, and are not."""
+    """A way out that says which components were to be split under another mode than by layers, and are not."""
     rows = {load.name for load in out.loads if load.asked.rows}
-    return replace(out, by_layers=tuple(load.name for load in loads if load.asked.rows and load.name not in rows))
+    return replace(
+        out, by_layers={load.name: load.asked.mode for load in loads if load.asked.rows and load.name not in rows}
+    )
 
 
 def _in_chunks(
@@ -372,10 +374,17 @@ def said_of(out: WayOut, folder: str = "MODEL_FOLDER", spread: float = 0.0) -> s
 def _kind_of(out: WayOut) -> str:
     """What kind of a way out it is; of one that leaves some components to dovetail, which these are."""
     free = [load.name for load in out.loads if not load.asked.devices and load.asked.residency is None]
-    what, layers = out.what, f", and {' and '.join(out.by_layers)} not split by rows" if out.by_layers else ""
+    what, layers = out.what, "".join(_unsplit(out.by_layers))
     if what == _PLACEMENTS[-1] and len(free) < len(out.loads):
         what = what.replace("weights left", f"weights of {' and '.join(free)} left")
     return f"{what}{layers}"
+
+
+def _unsplit(by_layers: Mapping[str, str]) -> Iterator[str]:
+    """The components of each mode that are not split so any more."""
+    for mode in dict.fromkeys(by_layers.values()):
+        names = " and ".join(name for name, one in by_layers.items() if one == mode)
+        yield f", and {names} not split by {'rows' if mode == 'row' else mode}"
 
 
 def line_of(settings: Mapping[str, str]) -> str:

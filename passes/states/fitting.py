@@ -23,6 +23,7 @@ from ..placement.pin import Pin
 from ..rewrites.reorder import Reorder
 from ..rewrites.reuse import Reuse
 from ..simulate.memory import simulate
+from ..simulate.timeline import timeline
 from .exchanges import Group
 from .forms import forms_of
 from .share import share
@@ -95,17 +96,28 @@ def group_of(program: Program, shares: Sequence[float] = ()) -> Group:
 
 def needs_of_states(program: Program, solution: Solution, headroom: int | None = None) -> dict[Device, Need]:
     """What each device of a program needs where all compute it in some states, by a schedule of a copy."""
+    trial = _lowered(program, solution)
+    needs = {
+        device: Need(one.weights + one.staged, _values(one.values + one.scratch, headroom), node=one.node)
+        for device, one in simulate(trial).items()
+    }
+    return with_others(trial, on_main(trial), needs)
+
+
+def seconds_of_states(program: Program, solution: Solution) -> float:
+    """The seconds of a call of a program in some states, by a schedule of a copy."""
+    return timeline(_lowered(program, solution), speeds_of(program.rig)).seconds
+
+
+def _lowered(program: Program, solution: Solution) -> Program:
+    """A copy of a program in some states, lowered."""
     trial = program.copy()
     names = {node.name: node for node in trial.graph.nodes}
     together(trial, {names[node.name]: _over(way, names) for node, way in solution.strategies.items()})
     steps: tuple[Pass, ...] = (Cut(), Reuse(), Reorder(), Lower())
     for step in steps:
         step.run(trial)
-    needs = {
-        device: Need(one.weights + one.staged, _values(one.values + one.scratch, headroom), node=one.node)
-        for device, one in simulate(trial).items()
-    }
-    return with_others(trial, on_main(trial), needs)
+    return trial
 
 
 def together(program: Program, strategies: Mapping[Node, Strategy]) -> int:

@@ -24,7 +24,7 @@ from ...compiler.spec.modes import TOGETHER
 from ..infra.base import Change, Pass
 from ..placement.assignment import check_needs
 from ..placement.place import Place
-from .fitting import Fitted, fitted, together
+from .fitting import Fitted, fitted, seconds_of_states, together
 from .solution import NotPossible
 
 logger = logging.getLogger(__name__)
@@ -63,8 +63,8 @@ class States(Pass):
             _tell(program.name, self.mode, found.reason)
             return Place(self.shares, self.headroom).run(program)
         check_needs(program, found.needs)
-        _tell_of_seconds(program.name, self.mode, found)
         program.graph = found.graph
+        _tell_of_seconds(program, self.mode, found)
         count = together(program, found.solution.strategies)
         return Change(len(list(program.ops())), f"operations computed by all devices, {count} values change state")
 
@@ -99,11 +99,19 @@ def _tell(name: str, mode: str, reason: str) -> None:
     )  # fmt: skip
 
 
-def _tell_of_seconds(name: str, mode: str, found: Fitted) -> None:
-    """Says what a mode takes where it is predicted to take longer than one device."""
-    if found.alone is None:
+def _tell_of_seconds(program: Program, mode: str, found: Fitted) -> None:
+    """Says once what a mode takes where it is predicted to take longer than one device."""
+    if found.alone is None or (program.name, mode) in _TOLD:
         return
+    seconds = seconds_of_states(program, found.solution)
+    if seconds <= found.alone:
+        return
+    _TOLD.add((program.name, mode))
     logger.warning(
-        "%s is split by %s as asked, though one device alone is predicted to be quicker (%s a call)",
-        name, mode, duration(found.alone, SPREAD),
+        "%s is split by %s as asked (%s a call), though one device alone is predicted to be quicker (%s a call)",
+        program.name, mode, duration(seconds, SPREAD), duration(found.alone, SPREAD),
     )  # fmt: skip
+
+
+_TOLD: set[tuple[str, str]] = set()
+"""The programs, and their modes, of which it was said that one device is quicker: each is lowered again and again."""

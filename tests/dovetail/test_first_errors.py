@@ -278,6 +278,17 @@ def test_a_row_split_that_no_component_can_use_is_said_to_be_unused_where_it_was
     assert not caplog.text
 
 
+@pytest.mark.parametrize("mode", ["tensor", "sequence", "batch", "spatial"])
+def test_a_mode_on_one_device_is_answered_with_devices_that_it_takes(
+    mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for device, several in (("sim6", "sim6&sim0"), ("cuda0", "cuda0&cuda1"), ("cpu", "cuda0&cuda1")):
+        Request.parse(split_mode={"upscaler": mode}, backend=device, rig=f"{device}=1GiB").devices_for("upscaler")
+        assert caplog.messages[-1].endswith(f"is on one device, {device}: name several, as in {several}")
+        rig = ",".join(f"{one}=1GiB" for one in several.split("&"))
+        Request.parse(split_mode=mode, backend=several, rig=rig).devices_for("unet", "diffusion")
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -20,7 +20,13 @@ def reason_for(account: Account, part: Part) -> str:
 
 
 def _who_decided(account: Account, part: Part) -> str:
-    """Whether the devices of a part were typed or searched; elsewhere its weights may be kept as a search found."""
+    """Whether the devices of a part were typed or searched; elsewhere its weights may be kept as a search found.
+
+    Of a part that is not split as was asked, that it is not.
+    """
+    asked, mode = account.modes.get(part.call.component, "layer"), split_mode_of(part.call.program)
+    if asked not in ("layer", mode):
+        return f"In place of split mode {asked}, which is not possible here"
     if account.searched is None:
         return "As asked"
     loads = account.decision.loads if account.decision else ()

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from dovetail.compiler.spec.modes import TOGETHER
 from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.units import parse_bytes
 from dovetail.passes.fit.lacking import lacking, problem_of
@@ -114,6 +115,14 @@ def test_a_way_out_says_that_it_splits_by_rows_no_more() -> None:
     others = [text for what, text in told.items() if what != "weights that rest elsewhere"]
     assert others
     assert all(", and diffusion not split by rows (" in text for text in others)
+
+
+@pytest.mark.parametrize("mode", TOGETHER)
+def test_a_way_out_names_the_mode_under_which_it_splits_no_more(mode: str) -> None:
+    asked = Asked((FAST, SLOW), Residency.DEVICE, rows=True, mode=mode)
+    found = ways_out(pipeline(diffusion=asked), machine(), budgets(50, 50, 1000))
+    assert any(f", and diffusion not split by {mode} (" in said_of(out) for out in found)
+    assert not any("by rows" in said_of(out) for out in found)
 
 
 def test_a_larger_budget_keeps_the_devices_of_a_row_split_or_says_that_it_is_none() -> None:
