@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ..errors import SpecError
+from ..devices.device import Device
+from ..errors import SpecError, UsageError
 from ..spans import Span
 from ..units import NUMBER, number_text
 from .items import ByComponent, Given, read_items, spec_text
@@ -81,6 +82,17 @@ def parse_tensor_split(given: Given, components: Mapping[str, str] | None = None
     if text.strip() and "=" not in text:
         return TensorSplit(_read_shares(Span.whole(text)))
     return TensorSplit(*read_items(text, partial(read_key, components=components or {}), _read_shares))
+
+
+def check_kinds(name: str, mode: str, devices: Sequence[Device]) -> None:
+    """Raises UsageError for devices of different kinds, which are not to wait for one another at each operation."""
+    kinds = dict.fromkeys(device.kind for device in devices)
+    if len(kinds) > 1:
+        raise UsageError(
+            f"{name} cannot be split by {mode} over {' & '.join(map(str, devices))}: all devices compute each operation"
+            f" together, and wait for the slowest kind ({' and '.join(kinds)}): name devices of one kind, or split it "
+            "by layer or row (--split-mode layer)"
+        )
 
 
 def _read_mode(span: Span) -> str:

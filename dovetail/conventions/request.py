@@ -28,10 +28,9 @@ from ..compiler.spec import (
 )
 from ..compiler.spec.backend import AUTO
 from ..compiler.spec.budget import MaxMemory
-from ..compiler.spec.modes import TOGETHER
+from ..compiler.spec.modes import TOGETHER, check_kinds
 from ..compiler.spec.residency import Amounts, Residency
 from ..compiler.units import format_bytes
-from ..passes.states.states import check_kinds
 from .spellings import Budgets, Counts, Modes, Places, Shares
 
 logger = logging.getLogger(__name__)

@@ -10,17 +10,15 @@ It stands in the place of ``place``, which it falls back to where a mode is not 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
 
-from ...compiler.devices.device import Device
 from ...compiler.devices.speeds import SPREAD
 from ...compiler.durations import duration
 from ...compiler.errors import UsageError
 from ...compiler.ir.program import Program
-from ...compiler.spec.modes import TOGETHER
+from ...compiler.spec.modes import TOGETHER, check_kinds
 from ..infra.base import Change, Pass
 from ..placement.assignment import check_needs
 from ..placement.place import Place
@@ -67,17 +65,6 @@ class States(Pass):
         _tell_of_seconds(program, self.mode, found)
         count = together(program, found.solution.strategies)
         return Change(len(list(program.ops())), f"operations computed by all devices, {count} values change state")
-
-
-def check_kinds(name: str, mode: str, devices: Sequence[Device]) -> None:
-    """Raises UsageError for devices of different kinds, which are not to wait for one another at each operation."""
-    kinds = dict.fromkeys(device.kind for device in devices)
-    if len(kinds) > 1:
-        raise UsageError(
-            f"{name} cannot be split by {mode} over {' & '.join(map(str, devices))}: all devices compute each operation"
-            f" together, and wait for the slowest kind ({' and '.join(kinds)}): name devices of one kind, or split it "
-            "by layer or row (--split-mode layer)"
-        )
 
 
 def split_mode_of(program: Program) -> str:
