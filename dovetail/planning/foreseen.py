@@ -59,6 +59,17 @@ def others_of(everyone: Iterable[Decisions]) -> Iterator[Piece]:
             if home is not None:  # whether a part of it is called may depend on numbers
                 yield _piece_of(decided, one, home)
         yield from _copies_of(decided)
+        if decided.plan.is_together:
+            yield from _kept_of(decided)
+
+
+def _kept_of(decided: Decisions) -> Iterator[Piece]:
+    """The small weights that stay whole on a device whatever programs read of them, which may be parts."""
+    for one in decided.component.view.kept:
+        home = decided.assigned.place(one).home
+        if home in decided.devices:
+            key = id(one), None, one.quant, home
+            yield Piece(key, decided.component.name, home, one.nbytes, Lifetime.PROGRAM, 0)
 
 
 def _copies_of(decided: Decisions) -> Iterator[Piece]:

@@ -82,6 +82,8 @@ class ModuleView:
             self.store.rest_in(module, residency, amounts)
         self.staging = Staging()
         self._lent: set[StoredWeight] = set()
+        self.kept: weakref.WeakSet[StoredWeight] = weakref.WeakSet()
+        """Small weights that stay on their device wherever the others rest."""
         self._users = 0
         self._is_due = False
         self.moved: Callable[[], None] = lambda: None
@@ -175,6 +177,7 @@ class ModuleView:
             if one.nbytes <= _KEPT_BYTES and (stays or one.residency is Residency.DEVICE):
                 one.residency = Residency.DEVICE
                 self.store.place(one, device)
+                self.kept.add(one)
 
     @locked
     def lend(self, one: StoredWeight, device: Device) -> None:

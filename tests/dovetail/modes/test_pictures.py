@@ -220,8 +220,8 @@ def test_another_size_may_cut_a_weight_otherwise() -> None:
 @pytest.mark.parametrize(
     ("name", "mode", "shares"),
     slow_but(
-        [("sd", "tensor", "1:5:1")],
-        [("sd", "tensor", "1:5:1"), ("flux", "tensor", "0:1"), ("flux", "sequence", "0:1:1")],
+        [("sd", "tensor", "1:5:1"), ("wan", "tensor", "1:1")],
+        [("sd", "tensor", "1:5:1"), ("wan", "tensor", "1:1"), ("flux", "tensor", "0:1"), ("flux", "sequence", "0:1:1")],
     ),
 )
 def test_a_main_device_that_reads_little_holds_no_more_than_that(name: str, mode: str, shares: str) -> None:
