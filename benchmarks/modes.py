@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 
-from dovetail.passes.states.modes import MODES
 from testbed.mode_cells import Cell, cells, judge
 from testbed.zoo.everything import NAMES
 
@@ -91,7 +90,7 @@ def print_whole(found: list[Outcome]) -> None:
 def print_summary(found: list[Outcome]) -> None:
     """How cells came out, by mode."""
     print(ROW.format(*HEAD))
-    for mode in MODES:
+    for mode in dict.fromkeys(cell.mode for cell, _ in found):
         mine = [verdict for cell, verdict in found if cell.mode == mode]
         ran = [one for one in mine if one["how"] != "failed" and "not possible" not in one["how"]]
         if not ran:

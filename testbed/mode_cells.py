@@ -104,7 +104,7 @@ def cells(names: list[str], seed: int) -> Iterator[Cell]:
     for name in names:
         sides, choice = sides_taken(name, seed), random.Random(f"{seed} {name}")
         dtype = choice.choice(list(DTYPES))
-        for mode in MODES:
+        for mode in (one for one in MODES if one != "spatial"):  # which `benchmarks.spatial` is for
             yield Cell(name, mode, choice.choice(SHARES), dtype, sides)
 
 

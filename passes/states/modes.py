@@ -69,8 +69,9 @@ def posed(program: Program, group: Group, mode: str, most: Limits = (), room: Li
     if mode == "spatial":
         return _in_space(program, group, most, room)
     whole, (size, given) = folded(program), _batch(program, group)
-    every = ways(whole, group.shares, given, wanted(whole, group.shares))
-    alone = {node: set(map(_facts, some)) for node, some in ways(whole, group.shares, given, {}).items()}
+    of_inputs = mode == "batch"  # scaled latents, too, are of so many pictures
+    every = ways(whole, group.shares, given, wanted(whole, group.shares), of_inputs)
+    alone = {node: set(map(_facts, some)) for node, some in ways(whole, group.shares, given, {}, of_inputs).items()}
     kept = {
         node: tuple(way for at, way in enumerate(some) if not at or _is_allowed(whole, mode, node, way, alone[node]))
         for node, some in every.items()

@@ -14,6 +14,7 @@ from torch import nn
 
 import dovetail
 from dovetail.compiler.errors import UsageError
+from dovetail.compiler.spec.modes import TOGETHER
 from dovetail.convert import plan_conversion
 from dovetail.runtime import sim
 from testbed.pipelines.tiny_pipelines import wide_flux
@@ -156,7 +157,8 @@ def test_every_combination_agrees_with_eager_or_is_refused(
     assert len(used) == devices
     if split == "layer":
         assert all(map(torch.equal, results, eager))
-    assert error(results, exact) <= 1.05 * error(eager, exact)
+    most = 1.5 if split in TOGETHER else 1.05  # sums of terms are added in another order
+    assert error(results, exact) <= most * error(eager, exact)
 
 
 def test_the_quick_cells_bring_every_setting() -> None:
