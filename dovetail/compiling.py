@@ -78,9 +78,10 @@ def compile(
             a budget as many stay on their devices as fit within it.
         device_map: diffusers' spelling in place of a backend: ``"balanced"``, or module path → device.
         split_mode: how it is spread; ``layer`` gives each device a contiguous range of blocks, ``row`` some rows of
-            each large matrix of the blocks, which may change the last bits of the result. In three modes all devices,
+            each large matrix of the blocks, which may change the last bits of the result. In four modes all devices,
             of one kind, compute each operation together, which may change last bits too: ``tensor`` has each hold some
-            of the weights, ``sequence`` all weights and compute some of the tokens, ``batch`` some of the pictures.
+            of the weights, ``sequence`` all weights and compute some of the tokens, ``batch`` some of the pictures, and
+            ``spatial`` a part of each picture.
         tensor_split: shares of the devices (``"3,1"``) in place of their free memory.
         max_vram, max_memory: budgets a device, in stable-diffusion.cpp's spelling or diffusers'.
         rig: the devices to compile for, where that is not this machine: ``"cuda0=24GiB,cuda1=16GiB"``.

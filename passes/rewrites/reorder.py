@@ -8,8 +8,7 @@ It works on regions (`memory/regions.py`) one by one, and takes another order (`
 counted that the peak is lower; else the traced order stays. What is counted is what a schedule holds: pieces of memory
 from the first to the last node that touches them, and what an operation takes while it runs. Regions that look alike,
 as the blocks of a model do, are ordered once. Must run on a cut program, after it is known what is computed in its
-operand's memory. A program
-that devices compute together keeps its order.
+operand's memory. A program that devices compute together keeps its order.
 """
 
 from __future__ import annotations
