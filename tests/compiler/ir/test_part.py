@@ -95,9 +95,18 @@ def test_parts_that_cover_a_tensor_are_joined_to_it(case: Case, data: st.DataObj
 
 def test_parts_that_do_not_cover_a_tensor_are_not_joined() -> None:
     rows, columns = Part(0, ((0, 2),)), Part(1, ((0, 2),))
-    for parts in ([Part(0, ((1, 2),))], [rows, Part(0, ((3, 4),))], [rows, columns], [rows, Part(0, ((1, 4),))]):
+    for parts in ([Part(0, ((1, 2),))], [rows, Part(0, ((3, 4),))], [rows, columns], [columns, Part(1, ((3, 4),))]):
         with pytest.raises(AssertionError):
             joined({part: part.of(torch.zeros(4, 4)) for part in parts})
+
+
+@given(cases(least=1), st.data())
+def test_parts_that_overlap_are_joined_with_each_element_once(case: Case, data: st.DataObject) -> None:
+    size, whole = case.shape[case.axis], case.whole()
+    ends = sorted({*data.draw(st.lists(st.integers(1, size), max_size=3)), size})
+    ranges = [(data.draw(st.integers(0, at)), end) for at, end in zip((0, *ends), ends, strict=False)]
+    parts = [part_in(Case(case.shape, case.axis, (one,))) for one in data.draw(st.permutations(ranges))]
+    assert torch.equal(joined({part: part.of(whole) for part in parts}), whole)
 
 
 def test_the_name_of_a_part_says_its_axis_and_its_ranges() -> None:
