@@ -86,8 +86,7 @@ def compile(
         max_vram, max_memory: budgets a device, in stable-diffusion.cpp's spelling or diffusers'.
         rig: the devices to compile for, where that is not this machine: ``"cuda0=24GiB,cuda1=16GiB"``.
         chunk: in how many chunks wide parts (of feed-forward layers, or attention with all its scores) are computed, so
-            that only one of them is there at a time; it may change the last bits of the result. ``"off"`` if left out;
-            ``"auto"`` takes as few as it takes to fit, or to be quicker.
+            that only one of them is there at a time; it may change the last bits of the result. ``"off"`` if left out.
         inductor: whether blocks that do the same are compiled by PyTorch's Inductor, once for all of them, which takes
             tens of seconds and may change the last bits of the result. It takes no budget, for what compiled blocks
             need is not known in advance.
