@@ -81,8 +81,7 @@ def compile_pipeline(
             whole does not fit, or on the host alone and takes much longer there; ``"on"``, in the tiles that they have;
             ``"off"``; or the size of a tile in pixels, ``512``, ``"512x384"``, with frames ``"512x384x16"``.
         chunk: in how many chunks wide parts of components are computed, so that only one of them is there at a time; it
-            may change the last bits of the picture. ``"off"`` if left out; ``4``, ``"diffusion=4,te=2"``; ``"auto"``
-            takes as few as it takes to fit, or to be quicker.
+            may change the last bits of the picture. ``"off"`` if left out; ``4``, ``"diffusion=4,te=2"``.
         inductor: whether equal blocks of what runs in each step are compiled by PyTorch's Inductor, as for compile.
         auto_fit: whether devices are searched for components without devices, and weights of which nothing was said may
             rest elsewhere where they do not fit; without, they run on the main device, and it is refused.
