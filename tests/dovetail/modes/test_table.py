@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 
 import dovetail
 from dovetail.compiler.errors import DoesNotFitError, UsageError
-from dovetail.compiler.ir.program import Program
+from dovetail.compiler.ir.program import Program, placement_of
 from dovetail.compiler.spec.modes import ALIASES, TOGETHER
 from dovetail.compiler.states.parts import bytes_held
 from dovetail.compiler.text.parser import parse_program
@@ -87,6 +88,13 @@ def split(mode: str, backend: str = "sim0&sim1", **more: Any) -> Any:
     return dovetail.compile(stack(mode), (given(mode),), backend=backend, split_mode=mode, **more)
 
 
+def is_grouped_by_its_nodes(program: Program) -> bool:
+    """Whether a program is grouped, as its segments and its operations say alike."""
+    by_nodes = any(len(placement_of(node).group) > 1 for node in program.ops())
+    assert program.is_grouped == by_nodes == replace(program, segments=()).is_grouped
+    return by_nodes
+
+
 def is_close(compiled: Any, mode: str) -> bool:
     found, expected = compiled(given(mode)).cpu(), stack(mode)(given(mode))
     return torch.allclose(found, expected, rtol=1e-4, atol=1e-5)
@@ -103,6 +111,7 @@ def test_weights_on_devices_and_in_host_memory(mode: str, rest: str | None) -> N
     compiled = split(mode, params_backend=rest)
     assert is_close(compiled, mode)
     assert split_mode_of(compiled.program) == mode
+    assert is_grouped_by_its_nodes(compiled.program)
     held = list(bytes_held(compiled.program).values())
     whole = sum(weight.nbytes for weight in compiled.program.weights.values())
     assert held == [whole] * 2 if mode != "tensor" else max(held) < 0.6 * whole
@@ -168,6 +177,12 @@ def test_dynamic_sizes_are_placed_by_layers_and_this_is_said(caplog: pytest.LogC
     assert "cannot be split by tensor, for its sizes are dynamic" in caplog.text
     assert split_mode_of(compiled.program) == "layer"
     assert is_close(compiled, "tensor")
+
+
+@pytest.mark.parametrize("mode", ["layer", "row"])
+def test_devices_of_other_modes(mode: str) -> None:
+    compiled = dovetail.compile(stack("tensor"), (X,), backend="sim0&sim1", split_mode=mode)
+    assert not is_grouped_by_its_nodes(compiled.program) or mode == "row"
 
 
 @pytest.mark.parametrize("mode", TOGETHER)
@@ -267,6 +282,17 @@ def test_patches_without_padding_said_in_a_word(mode: str) -> None:
     module = nn.Sequential(nn.Conv2d(64, 64, 2, stride=2, padding="valid"), nn.SiLU()).eval()
     compiled = dovetail.compile(module, (PICTURES,), backend="sim0&sim1", split_mode=mode)
     assert torch.allclose(compiled(PICTURES).cpu(), module(PICTURES), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", TOGETHER)
+@pytest.mark.parametrize(("shares", "working"), [("1,0", 1), ("1,0,1", 2), ("1,1,0", 2), ("0,1,0", 2)])
+def test_a_share_of_nothing_is_nothing(mode: str, shares: str, working: int) -> None:
+    backend = "&".join(f"sim{index}" for index in range(shares.count(",") + 1))
+    compiled = split(mode, backend, tensor_split=shares)
+    idle = [f"sim{index}" for index, share in enumerate(shares.split(",")) if index and share == "0"]
+    assert not any(name in str(compiled.schedule) for name in idle)
+    assert len(compiled.program.devices) == working
+    assert is_close(compiled, mode)
 
 
 @pytest.mark.parametrize("shares", ["1:1:1", "0:0"])
