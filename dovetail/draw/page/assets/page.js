@@ -81,7 +81,7 @@
   }
 
   function table(head, rows) {
-    const number = (one) => /^([\d.e-]+( [KMGT]?i?B)?)?$/.test(one);
+    const number = (one) => /^([\d.e-]+( [KMGT]?i?B|%)?)?$/.test(one);
     const kinds = head.map((_, place) => (place === 0 ? "name" : rows.length && rows.every((row) => number(row[place])) ? "number" : ""));
     return el("div", {class: "scroll", tabindex: 0}, el("table", {},
       el("thead", {}, el("tr", {}, ...head.map((one, place) => el("th", {scope: "col", class: kinds[place]}, one)))),
@@ -93,6 +93,7 @@
     if (data.plan) {
       section.append(table(data.plan.head, data.plan.rows),
         el("dl", {class: "why"}, ...data.plan.reasons.flatMap(([name, reason]) => [el("dt", {}, name), el("dd", {}, reason)])),
+        ...data.plan.together.map((one) => table(one.head, one.rows)),
         table(data.plan.head_of_devices, data.plan.rows_of_devices),
         el("ul", {class: "remarks"}, ...data.plan.remarks.map((one) => el("li", {}, one))));
     }
