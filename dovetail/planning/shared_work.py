@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from ..compiler.devices.speeds import Speeds
 from ..compiler.durations import seconds_text
-from ..compiler.ir.ops import RESHARD
+from ..compiler.ir.ops import RESHARD, TERMS
 from ..compiler.ir.program import Program, placement_of, state_of, states_of
 from ..compiler.ir.split import source_of
 from ..compiler.ir.state import PARTIAL, WHOLE, Split
@@ -103,6 +103,8 @@ def _kind(moving: Node) -> str:
     if moving.target is not RESHARD:
         return "copy"
     source, target = state_of(source_of(moving)), state_of(moving)
+    if source_of(moving).target is TERMS:
+        return "reduce-scatter"  # for each device adds up the terms of a part
     if source == WHOLE and target != WHOLE:
         return "scatter"
     return "copy to all" if source == target else kind_of(source, target)

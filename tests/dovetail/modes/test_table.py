@@ -19,6 +19,7 @@ from dovetail.compiler.states.parts import bytes_held
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 from dovetail.draw.graph.graphml import graphml
+from dovetail.draw.outline.outline import outline
 from dovetail.explain.states import states_in_words
 from dovetail.passes.pipeline import default_passes, parse_passes
 from dovetail.passes.states.states import split_mode_of
@@ -233,6 +234,8 @@ def test_it_is_explained_and_drawn(mode: str) -> None:
     assert "operations of blocks.up (4 blocks)" in said or "of blocks (2 blocks)" in said, said
     assert "split" in said
     assert "<graphml" in graphml({"model": program})
+    for depth in ("devices", "segments", "blocks"):
+        assert all(edge.nbytes for edge in outline(program, depth=depth).edges if edge.crosses)
 
 
 @pytest.mark.parametrize("mode", slow_but(["tensor", "spatial"], TOGETHER))

@@ -16,6 +16,13 @@
 
   function tile(value, name) { return el("div", {class: "tile"}, el("b", {}, value), el("span", {}, name)); }
 
+  // The colours of all devices that compute a program together, one above the other; else that of its main device.
+  function stripes(one) {
+    if (!one.sliced) return dovetail.colour(one.devices[0]);
+    const stops = one.devices.map((name, row) => `${dovetail.colour(name)} ${(100 * row) / one.devices.length}% ${(100 * (row + 1)) / one.devices.length}%`);
+    return `linear-gradient(${stops.join(", ")})`;
+  }
+
   function overview(section) {
     const sum = (pick) => data.programs.reduce((total, one) => total + pick(one), 0);
     const took = data.plan ? data.plan.takes : seconds(sum((one) => one.seconds));
@@ -27,7 +34,7 @@
       tile(count(sum((one) => one.operations)), "operations")));
     const whole = sum((one) => one.seconds) || 1;
     section.append(el("div", {class: "share", role: "img", "aria-label": "Share of the time"}, ...data.programs.map((one) => {
-      const part = el("i", {vars: {"flex-grow": Math.max(0.002, one.seconds / whole), background: dovetail.colour(one.devices[0])}});
+      const part = el("i", {vars: {"flex-grow": Math.max(0.002, one.seconds / whole), background: stripes(one)}});
       part.addEventListener("pointermove", (event) => dovetail.tell([one.name, `${one.takes}, ${Math.round((100 * one.seconds) / whole)} %`], event));
       part.addEventListener("pointerleave", dovetail.hush);
       return part;
