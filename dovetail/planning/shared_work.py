@@ -27,8 +27,17 @@ from ..passes.states.exchanges import kind_of
 from ..passes.states.states import split_mode_of
 from .parts import Part
 
-HEAD_OF_GROUPS = ("component", "split by", "device", "busy", "sends a call", "exchanges a call", "seconds a call")
-RIGHT_OF_GROUPS = (3, 4, 6)
+HEAD_OF_GROUPS = (
+    "component",
+    "split by",
+    "device",
+    "busy",
+    "sends a call",
+    "exchanges a call",
+    "bytes",
+    "seconds a call",
+)
+RIGHT_OF_GROUPS = (3, 4, 6, 7)
 HEAD_OF_BLOCKS = ("component", "blocks", "operations", "split", "terms of sums", "whole")
 RIGHT_OF_BLOCKS = (2, 3, 4, 5)
 
@@ -143,11 +152,11 @@ def rows_of_groups(names: Sequence[str], parts: Sequence[Part], speeds: Speeds) 
         devices = [
             (device, f"{one['busy']:.0%}", format_bytes(one["sent_bytes"])) for device, one in facts["devices"].items()
         ]
-        exchanges = [f"{one}, {format_bytes(one.nbytes)}" for one in exchanges_of(part.call.program)]
+        exchanges = [(str(one), format_bytes(one.nbytes)) for one in exchanges_of(part.call.program)]
         titles = [(name, facts["mode"], seconds_text(facts["seconds_a_call"], part.spread))]
         for title, device, exchange in zip_longest(titles, devices, exchanges):
             named, mode, seconds = title or ("", "", "")
-            yield named, mode, *(device or ("", "", "")), exchange or "", seconds
+            yield named, mode, *(device or ("", "", "")), *(exchange or ("", "")), seconds
 
 
 def rows_of_blocks(names: Sequence[str], parts: Sequence[Part]) -> Iterator[tuple[str, ...]]:

@@ -73,7 +73,8 @@ class GroupWork:
     def _of(self, traced: Program, devices: Sequence[Device]) -> Work | NotPossible:
         """What one call of a program takes."""
         known = _KNOWN.setdefault(traced, {})
-        key = self.mode, self.shares, self.chunks, self._alike(devices)
+        packed = tuple((name, weight.quant) for name, weight in traced.weights.items() if weight.quant)
+        key = self.mode, self.shares, self.chunks, self._alike(devices), packed, traced.adapters
         if key not in known:
             known[key] = self._solved(traced, devices)
         return known[key]
