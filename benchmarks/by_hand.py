@@ -27,7 +27,7 @@ from dovetail.passes.states.problem import Change
 from dovetail.passes.states.solution import NotPossible, Solution
 from dovetail.passes.states.solve import solve
 from testbed.hand_written import ENTRIES, KINDS, Sent, kinds_of, most_weights, sent_by_hand
-from testbed.published_states import group_of, traced
+from testbed.published_states import card_group, traced
 
 COUNTS = (2, 4)
 CARD = "L20"
@@ -91,7 +91,7 @@ def _mode_of(kind: str) -> str:
 def _solved(program: Program, mode: str, count: int) -> tuple[Solution | NotPossible, float]:
     """What is solved under a mode, and the processor's seconds of it."""
     start = time.process_time()
-    found = solve(program, group_of(CARD, (1,) * count), mode, most_weights(program, mode, count))
+    found = solve(program, card_group(CARD, (1,) * count), mode, most_weights(program, mode, count))
     return found, time.process_time() - start
 
 

@@ -22,7 +22,7 @@ from dovetail.passes.states.modes import MODES, Limits
 from dovetail.passes.states.solution import NotPossible
 from dovetail.passes.states.solve import solve
 from dovetail.passes.states.statistics import with_statistics
-from testbed.published_states import group_of, traced
+from testbed.published_states import card_group, traced
 from testbed.zoo.full_size_diffusion import deepened
 from testbed.zoo.meta import FULL_SIZE
 
@@ -62,14 +62,14 @@ def main() -> None:
     program = traced(deepened("flux-dev", 3))
     most = int(HAND_WRITTEN * sum(weight.nbytes for weight in program.weights.values()))
     print("flux-dev with three blocks")
-    print(*rows(program, group_of(asked.card, (1, 1)), ("tensor",), (most, most)), sep="\n", flush=True)
+    print(*rows(program, card_group(asked.card, (1, 1)), ("tensor",), (most, most)), sep="\n", flush=True)
     for name in asked.only.split(","):
         program = traced(FULL_SIZE[name])
         print(name)
         apart = with_statistics(program)
         has_norms = len(list(apart.ops())) > len(list(program.ops()))
         for each in shares:
-            group = group_of(asked.card, each)
+            group = card_group(asked.card, each)
             print(*rows(program, group, MODES), sep="\n", flush=True)
             if has_norms:
                 print(*rows(apart, group, ("tensor",), mark="*"), sep="\n", flush=True)

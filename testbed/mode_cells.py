@@ -11,10 +11,10 @@ import gc
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,7 +23,6 @@ from torch.utils import _pytree as pytree
 
 from dovetail.compiler.devices.device import Device
 from dovetail.compiler.devices.rig import Rig
-from dovetail.compiler.devices.speeds import Speed, Speeds
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.ops import SUM_TERMS
 from dovetail.compiler.ir.program import Program, origin_of
@@ -31,7 +30,6 @@ from dovetail.compiler.ir.state import WHOLE
 from dovetail.compiler.states.convolutions import NAMES as CONVOLUTIONS
 from dovetail.compiler.states.parts import crossing_bytes
 from dovetail.compiler.states.strategy import Strategy, name_of, shape_of
-from dovetail.passes.infra.base import Change, Pass
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.lowering.lower import Lower
 from dovetail.passes.lowering.verification import Verify
@@ -42,11 +40,10 @@ from dovetail.passes.placement.pin import Pin
 from dovetail.passes.rewrites.simplify import Simplify
 from dovetail.passes.simulate.memory import MemoryWalk, Usage
 from dovetail.passes.states.candidates import QUERIES
-from dovetail.passes.states.exchanges import Group
 from dovetail.passes.states.modes import MODES, posed
 from dovetail.passes.states.narrowing import narrow
 from dovetail.passes.states.problem import HEAVY
-from dovetail.passes.states.share import share
+from dovetail.passes.states.share import Choose
 from dovetail.passes.states.shares import cut_in_units
 from dovetail.passes.states.solution import NotPossible, Solution
 from dovetail.passes.states.solve import solve
@@ -54,6 +51,7 @@ from dovetail.runtime import sim
 from dovetail.runtime.executor import Executor
 from dovetail.runtime.store.program_weights import ProgramWeights
 
+from .sharing import Share, slow_group
 from .zoo.everything import TINY
 from .zoo.larger import larger, sides_taken
 from .zoo.tiny import Call
@@ -106,24 +104,6 @@ def cells(names: list[str], seed: int) -> Iterator[Cell]:
         dtype = choice.choice(list(DTYPES))
         for mode in (one for one in MODES if one != "spatial"):  # which `benchmarks.spatial` is for
             yield Cell(name, mode, choice.choice(SHARES), dtype, sides)
-
-
-def group_of(shares: tuple[int, ...], devices: tuple[Device, ...]) -> Group:
-    """Slow devices with fast links, for which it pays to split tiny operations."""
-    speed = Speed({"float32": 1e9}, 1e9, 1e9, 1e-9, peer=1e9)
-    return Group(devices, shares, Speeds(dict.fromkeys(devices, speed)), 1e-7)
-
-
-@dataclass(frozen=True)
-class _Share(Pass):
-    """Has the devices compute each operation as is chosen."""
-
-    name: ClassVar[str] = "share"
-    requires: ClassVar[frozenset[str]] = frozenset({"pinned"})
-    chosen: Callable[[Program], Mapping[Node, Strategy]] = field(default=lambda _: {})
-
-    def run(self, program: Program) -> Change:
-        return Change(share(program, self.chosen(program).get), "reshards")
 
 
 @dataclass(frozen=True)
@@ -192,16 +172,25 @@ def shared(traced: Program, cell: Cell) -> tuple[Program, Solution | NotPossible
     program, answers = traced.copy(), list[tuple[Solution | NotPossible, float]]()
     program.rig = Rig.parse(",".join(f"sim{index}=8GiB" for index in range(len(cell.shares))))
 
-    def chosen(pinned: Program) -> Mapping[Node, Strategy]:
+    def chosen(pinned: Program) -> Choose:
         start = time.process_time()
-        found = solve(pinned, group_of(cell.shares, tuple(pinned.devices)), cell.mode)
+        found = solve(pinned, slow_group(cell.shares, tuple(pinned.devices)), cell.mode)
         answers.append((found, time.process_time() - start))
-        return found.strategies if isinstance(found, Solution) else {}
+        return found.strategies.get if isinstance(found, Solution) else lambda _: None
 
     Simplify().run(program)
     narrow(program)
     everything = {weight: Assigned(program.main) for weight in program.weights}
-    steps = [Simplify(), FindBlocks(), Assign(everything), Pin(), _Share(chosen), Cut(), Lower(), Verify()]
+    steps = [
+        Simplify(),
+        FindBlocks(),
+        Assign(everything),
+        Pin(),
+        Share(chosen),
+        Cut(),
+        Lower(),
+        Verify(),
+    ]
     program = PassManager(steps).run(program)
     return program, *answers[0]
 
@@ -213,7 +202,7 @@ def _left_whole(traced: Program, cell: Cell) -> Iterator[str]:
     narrow(program)
     FindBlocks().run(program)
     devices = tuple(Device.named(f"sim{index}") for index in range(len(cell.shares)))
-    group = group_of(cell.shares, devices)
+    group = slow_group(cell.shares, devices)
     found, question = solve(program, group, cell.mode), posed(program, group, cell.mode)
     if isinstance(found, NotPossible) or sum(share > 0 for share in cell.shares) < 2:
         return

@@ -22,7 +22,7 @@ def traced(entry: FullSize) -> Program:
     return program
 
 
-def group_of(card: str, shares: tuple[int, ...]) -> Group:
+def card_group(card: str, shares: tuple[int, ...]) -> Group:
     """Equal cards that work at once."""
     rig = Rig.parse(",".join([*(f"cuda{index}=24GiB@{card}" for index in range(len(shares))), "cpu=64GiB"]))
     return Group(tuple(one for one in rig.devices if not one.is_host), shares, speeds_of(rig))

@@ -6,18 +6,16 @@ import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from dovetail.compiler.devices.rig import Rig
-from dovetail.compiler.devices.speeds import Speed, Speeds
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.states.parts import crossing_bytes
-from dovetail.passes.infra.base import Change, Pass
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.lowering.lower import Lower
 from dovetail.passes.lowering.verification import Verify
@@ -27,14 +25,14 @@ from dovetail.passes.placement.cut import Cut
 from dovetail.passes.placement.pin import Pin
 from dovetail.passes.rewrites.simplify import Simplify
 from dovetail.passes.simulate.memory import simulate
-from dovetail.passes.states.exchanges import Group
 from dovetail.passes.states.group_statistics import take_group_norms_apart
-from dovetail.passes.states.share import share
+from dovetail.passes.states.share import Choose
 from dovetail.passes.states.solution import Solution
 from dovetail.passes.states.solve import solve
 from dovetail.runtime import sim
 from dovetail.runtime.executor import Executor
 from dovetail.runtime.store.program_weights import ProgramWeights
+from testbed.sharing import Share, slow_group
 from testbed.zoo.everything import TINY
 
 DECODERS = (
@@ -46,25 +44,6 @@ DECODERS = (
     "AutoencoderKLCogVideoX-decode",
 )
 ROOM = 2**33
-
-
-@dataclass(frozen=True)
-class Share(Pass):
-    """Has the devices compute each operation as is solved."""
-
-    name: ClassVar[str] = "share"
-    requires: ClassVar[frozenset[str]] = frozenset({"pinned"})
-    shares: tuple[int, ...] = ()
-
-    def run(self, program: Program) -> Change:
-        """Solves states under ``spatial``, and puts reshards between them."""
-        devices = program.devices
-        speed = Speed({"float32": 1e9}, 1e9, 1e9, 1e-9, peer=1e9)
-        group = Group(devices, self.shares, Speeds(dict.fromkeys(devices, speed)), 1e-7)
-        found = solve(program, group, "spatial")
-        if not isinstance(found, Solution):
-            raise ValueError(str(found))
-        return Change(share(program, found.strategies.get), "reshards")
 
 
 @dataclass(frozen=True)
@@ -95,8 +74,16 @@ def split(module: nn.Module, call: Mapping[str, Any], shares: tuple[int, ...]) -
     if len(shares) > 1:
         take_group_norms_apart(program)
     everything = {weight: Assigned(program.main) for weight in program.weights}
-    sharing = [Share(shares)] if len(shares) > 1 else []
+    sharing = [Share(lambda pinned: _solved(pinned, shares))] if len(shares) > 1 else []
     return PassManager([FindBlocks(), Assign(everything), Pin(), *sharing, Cut(), Lower(), Verify()]).run(program)
+
+
+def _solved(program: Program, shares: tuple[int, ...]) -> Choose:
+    """The states that are solved for under ``spatial``."""
+    found = solve(program, slow_group(shares, program.devices), "spatial")
+    if not isinstance(found, Solution):
+        raise ValueError(str(found))
+    return found.strategies.get
 
 
 def run(module: nn.Module, call: Mapping[str, Any], program: Program) -> Outcome:

@@ -147,6 +147,10 @@ class Program:
     @property
     def is_grouped(self) -> bool:
         """Whether a group of devices computes some of it together, as by rows and in other states."""
+        if len(self.devices) < 2:
+            return False
+        if self.segments:
+            return any(len(segment.group) > 1 for segment in self.segments)
         return any(len(placement_of(node).group) > 1 for node in self.ops())
 
     @property

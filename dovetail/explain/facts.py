@@ -16,6 +16,7 @@ from ..compiler.units import counted, format_bytes
 from ..passes.simulate.critical_path import critical_path
 from ..passes.simulate.timeline import Timeline, timeline
 from ..passes.states.states import split_mode_of
+from ..planning.shared_work import is_shared_out
 from ..planning.table import what_of, working_devices
 from .states import states_in_words
 
@@ -81,7 +82,7 @@ def sentences_of(title: str, program: Program, times: int, speeds: Speeds) -> It
     line, spread = timeline(program, speeds), speeds.spread(program.devices)
     yield f"{title}: {where}{split}. A call takes {duration(line.seconds, spread)}{often}."
     yield from _chain(program, speeds, spread)
-    if program.is_grouped and not program.is_sliced:
+    if is_shared_out(program):
         yield from states_in_words(program)
     for cut in cuts_of(program, speeds):
         yield cut.sentence(times)

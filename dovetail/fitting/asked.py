@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from ..compiler.spec import (
 from ..compiler.spec.backend import AUTO, DEVICE, Resting, Word
 from ..compiler.spec.chunks import WHOLE, Chunks
 from ..compiler.spec.items import ByComponent
-from ..compiler.spec.modes import Shares
+from ..compiler.spec.modes import TOGETHER, Shares, SplitMode
 from ..compiler.units import format_bytes
 from ..conventions.request import Request
 from ..passes.fit.plan import PlacedComponent, Plan
@@ -50,10 +50,14 @@ def asked_of(request: Request, name: str, role: str) -> Asked:
     if not leaves_places_open(request, name, role):
         residency = request.residency_for(name, role, devices or request.rig.gpus[:1])
     shares = request.tensor_split.shares_for(name, role, devices) or () if len(devices) > 1 else ()
-    mode = request.mode_for(name, role)
-    rows = mode != "layer" and len(devices) > 1
     amounts, chunks = request.amounts_for(name, role), request.chunks_for(name, role)
-    return Asked(devices, residency, tuple(shares), rows, amounts=amounts, chunks=chunks, mode=mode)
+    of_all = bool(role) and {name, role}.isdisjoint(dict(request.split_mode.named))
+    asked = Asked(
+        devices, residency, tuple(shares), amounts=amounts, chunks=chunks, mode=request.mode_for(name, role),
+        may_be_alone=of_all and not devices,
+    )  # fmt: skip
+    given = request.tensor_split.get(name, role) or () if asked.seeks_group else ()
+    return replace(asked, shares=given) if len(given) > 1 else asked
 
 
 def budgets_of(request: Request) -> tuple[Budgets, dict[Device, int]]:
@@ -74,7 +78,8 @@ def budgets_of(request: Request) -> tuple[Budgets, dict[Device, int]]:
 def request_of(request: Request, plan: Plan, roles: Mapping[str, str]) -> Request:
     """The request with what the plan decided in the place of what was left open; what was said stays as it was said.
 
-    Named devices of which the plan uses nothing have no share.
+    Named devices of which the plan uses nothing have no share. What is not split under the mode that was asked for is
+    split by layers, or not at all.
     """
     found = [one for one in plan.components if one.name in roles]
     unplaced = {one.name for one in found if request.is_open(one.name, roles[one.name])}
@@ -98,9 +103,12 @@ def request_of(request: Request, plan: Plan, roles: Mapping[str, str]) -> Reques
         devices = backend.devices_for(one.name, roles[one.name], request.rig)
         return tuple(of_each.get(device, 0.0) for device in devices)
 
+    together = (one for one in found if request.mode_for(one.name, roles[one.name]) in TOGETHER)
+    modes = {one.name: one.mode for one in together if one.name in unplaced}
     return replace(
         request,
         backend=backend,
+        split_mode=_with(request.split_mode, modes),
         params_backend=_with(replace(request.params_backend, named=said), rests),
         tensor_split=_with(request.tensor_split, {one.name: over_all(one) for one in unsplit}),
     )
@@ -118,12 +126,18 @@ def with_chunks(request: Request, counts: Mapping[str, int], roles: Mapping[str,
     return replace(request, chunks=Chunks(named=named))
 
 
-def settings_of_request(request: Request) -> dict[str, str]:
-    """What was asked, by option of the command line; only what was said."""
+def settings_of_request(request: Request, roles: Mapping[str, str], alone: Collection[str] = ()) -> dict[str, str]:
+    """What was asked, by option of the command line; only what was said.
+
+    Args:
+        request: what was asked.
+        roles: those of the components by name.
+        alone: the components on one device, of which a split mode says nothing.
+    """
     found = {
         "--backend": str(request.backend),
         "--params-backend": str(request.params_backend),
-        "--split-mode": "" if str(request.split_mode) == "layer" else str(request.split_mode),
+        "--split-mode": _modes_said(request.split_mode, {name: roles[name] for name in roles if name not in alone}),
         "--tensor-split": str(request.tensor_split),
         "--chunk": "" if str(request.chunks) == "off" else str(request.chunks),
         "--max-vram": str(request.budget),
@@ -131,14 +145,23 @@ def settings_of_request(request: Request) -> dict[str, str]:
     return {option: value for option, value in found.items() if value}
 
 
+def _modes_said(said: SplitMode, roles: Mapping[str, str]) -> str:
+    """The split modes that were said of some components; nothing where all of them are split by layers."""
+    modes = {name: said.mode_for(name, role) for name, role in roles.items()}
+    named = {name: mode for name, mode in said.named if name in {*roles, *roles.values()}}
+    takes_default = any({name, role}.isdisjoint(named) for name, role in roles.items())
+    kept = SplitMode(said.default if takes_default else None, tuple(named.items()))
+    return str(kept) if set(modes.values()) - {"layer"} else ""
+
+
 def said_of_places(asked: Request, settings: Mapping[str, str]) -> dict[str, str]:
     """Of the options of a request those that hold of whatever devices a search finds, and that it does not decide.
 
-    These are the mode of a split, chunks, and where weights rest if some of them were said to stay on their devices.
+    These are chunks, and where weights rest if some of them were said to stay on their devices.
     """
     words = (asked.params_backend.default, *(word for _, word in asked.params_backend.named))
     stays = any(word is not None and word.text == DEVICE for word in words)
-    kept = ("--split-mode", "--chunk", *(("--params-backend",) if stays else ()))
+    kept = ("--chunk", *(("--params-backend",) if stays else ()))
     return {option: settings[option] for option in kept if option in settings}
 
 

@@ -24,8 +24,13 @@ COUNTS = (2, 4, 8)
 
 def chain_of_trace(traced: Program, chunks: int = 1) -> Chain:
     """The chain of a program as it was traced, which stays as it is, with its wide parts in so many chunks."""
+    return chain_of(prepared(traced, chunks))
+
+
+def prepared(traced: Program, chunks: int = 1) -> Program:
+    """A copy of a program as it was traced that is ready to be placed, with its wide parts in so many chunks."""
     steps = (Simplify(), Quantize(), FindBlocks(), *((Chunk(chunks),) if chunks > 1 else ()))
-    return chain_of(PassManager(steps).run(traced.copy()))
+    return PassManager(steps).run(traced.copy())
 
 
 def joined_chain(calls: Sequence[tuple[Program, float]], chunks: int = 1) -> tuple[Chain, float]:

@@ -21,6 +21,7 @@ from ..compiler.ir.weight import Weight
 from ..compiler.units import format_bytes
 from ..conventions.request import Request
 from ..passes.fit.chain import REST, Chain, Part
+from ..passes.fit.group_work import GroupWork
 from ..passes.fit.lacking import lacking, problem_of
 from ..passes.fit.machine import Kind, Machine
 from ..passes.fit.plan import Plan, plan_of
@@ -29,7 +30,8 @@ from ..passes.fit.workload import TRIES, Budgets, Load, Over, excess_of, foresee
 from ..passes.simulate.cost import OpCost
 from ..runtime.devices.card_speeds import measured_cards
 from .asked import asked_of, budgets_of
-from .chains import CallOfPart, chain_by_parts, joined_chain
+from .by_layers import searched
+from .chains import CallOfPart, chain_by_parts, joined_chain, prepared
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +81,15 @@ def loads_of(members: Mapping[str, Member], calls: Sequence[TracedCall], request
         else:
             chain, times = joined_chain(traces[name], asked.chunks) if traces[name] else (_uncalled(name), 0.0)
         if member.role == "te" and name != largest and name not in dict(request.backend.named):
-            asked = replace(asked, devices=asked.devices[:1], shares=(), rows=False)  # as `share_out` has it
-        loads.append(Load(name, member.role, member.phase, chain, times, None, member.nbytes, asked, member.in_files))
+            asked = replace(asked.by_layers, devices=asked.devices[:1], shares=())  # as `share_out` has it
+        work = None
+        if asked.seeks_group and not member.weights:
+            work = GroupWork(
+                traces[name], partial(prepared, chunks=asked.chunks), request.granted, asked.mode, asked.shares,
+                asked.chunks,
+            )  # fmt: skip
+        load = Load(name, member.role, member.phase, chain, times, None, member.nbytes, asked, member.in_files)
+        loads.append(replace(load, work=work) if work else load)
     return loads
 
 
@@ -139,11 +148,11 @@ def decide(name: str, loads: Sequence[Load], request: Request, over: Over | None
     machine = machine_of(request)
     granted, _ = budgets_of(request)
     loads, budgets = foreseeing(loads, granted, over or {})
-    solution = search(loads, machine, budgets)
+    loads, solution = searched(loads, machine, budgets)
     if solution is None:
         return DoesNotFitError(partial(_problem, name, tuple(loads), machine, budgets, request.rig))
-    searched = time.perf_counter() - started
-    return Decision(plan_of(solution, loads, budgets), searched, tuple(loads), machine, budgets, solution, granted)
+    took = time.perf_counter() - started
+    return Decision(plan_of(solution, loads, budgets), took, tuple(loads), machine, budgets, solution, granted)
 
 
 def _problem(name: str, loads: Sequence[Load], machine: Machine, budgets: Budgets, rig: Rig) -> str:

@@ -9,8 +9,9 @@ from dataclasses import replace
 from ..compiler.devices.device import HOST
 from ..compiler.errors import DoesNotFitError, unless_refused
 from ..compiler.ir.program import Program
-from ..compiler.spec import parse_backend, parse_params_backend, parse_tensor_split
+from ..compiler.spec import parse_backend, parse_params_backend, parse_split_mode, parse_tensor_split
 from ..compiler.spec.chunks import Chunks
+from ..compiler.spec.modes import TOGETHER
 from ..compiler.spec.residency import Residency
 from ..conventions.request import Request
 from ..passes.fit.search import Solution
@@ -133,4 +134,7 @@ def _placed(request: Request, solution: Solution, name: str) -> Request:
     shares = parse_tensor_split(":".join(map(str, nbytes)) if len(nbytes) > 1 else None)
     asked = request.tensor_split if request.tensor_split.default or request.tensor_split.named else shares
     backend = parse_backend("&".join(map(str, way.devices)))
-    return replace(request, backend=backend, tensor_split=asked)
+    if request.mode_for() not in TOGETHER:
+        return replace(request, backend=backend, tensor_split=asked)
+    split = request.tensor_split if way.mode in TOGETHER else asked
+    return replace(request, backend=backend, split_mode=parse_split_mode(way.mode), tensor_split=split)

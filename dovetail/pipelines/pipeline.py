@@ -127,7 +127,8 @@ class CompiledPipeline(Exchanging):
             raise UsageError(f"account takes what plan(...) returned, and no {type(generation).__name__}")
         by_rows = dict.fromkeys(call.component for call in generation.calls if call.program.is_grouped)
         decision = self.decision and replace(self.decision, by_rows=tuple(by_rows))
-        settings = settings_of_request(self._request)
+        alone = [name for name, one in self.components.items() if len(one.devices) == 1]
+        settings = settings_of_request(self._request, self._roles, alone)
         if decision:
             settings = {**decision.plan.settings, **said_of_places(self._asked, settings)}
         else:

@@ -90,7 +90,7 @@ def _cures(name: str, decision: Decision) -> Iterator[tuple[float, str]]:
     """The seconds of a picture with something changed, and what that is, what costs least first."""
     loads, budgets = decision.loads, decision.granted
     load = next(one for one in loads if one.name == name)
-    anywhere = replace(load.asked, devices=(), shares=(), rows=False, residency=None, amounts=ALIKE)
+    anywhere = replace(load.asked, devices=(), shares=(), mode="layer", residency=None, amounts=ALIKE)
     if anywhere != load.asked:
         changed = _changed(loads, load, anywhere)
         opened = [replace(one, asked=one.asked.opened) for one in loads]

@@ -26,6 +26,7 @@ from ..passes.states.states import split_mode_of
 from .generation import Generation, PlannedCall, numbered, told_apart
 from .on_host import told_of_host
 from .parts import Part, Row
+from .shared_work import facts_of_group, is_shared_out, rows_of_blocks, rows_of_groups
 from .together import together
 from .warnings import warnings_of
 
@@ -51,12 +52,15 @@ RIGHT_OF_DEVICES = (1, 2, 3, 4, 6, 7, 8)
 class Told(TypedDict):
     """All that is said of a plan, as JSON has it.
 
-    ``warnings`` come before all else; ``rows`` stand under HEAD and ``devices`` under HEAD_OF_DEVICES; ``remarks`` are
-    lines; ``settings`` are the options that ask for the same, and ``document`` is all of it as data.
+    ``warnings`` come before all else; ``rows`` stand under HEAD, ``groups`` under HEAD_OF_GROUPS and ``blocks`` under
+    HEAD_OF_BLOCKS, if there are any, and ``devices`` under HEAD_OF_DEVICES; ``remarks`` are lines; ``settings`` are the
+    options that ask for the same, and ``document`` is all of it as data.
     """
 
     warnings: list[str]
     rows: list[list[str]]
+    groups: list[list[str]]
+    blocks: list[list[str]]
     devices: list[list[str]]
     remarks: list[str]
     settings: dict[str, str]
@@ -155,10 +159,22 @@ class Account:
             f"{option} {shlex.quote(value)}" if value else option for option, value in self.settings.items()
         )
 
+    @property
+    def _names(self) -> list[str]:
+        """What the programs are called in tables."""
+        return list(told_apart(part.title for part in self.shown))
+
     def rows(self) -> list[tuple[str, ...]]:
         """A row of text for each device of each program, under HEAD."""
-        names = told_apart(part.title for part in self.shown)
-        return [_text(name, part, row) for name, part in zip(names, self.shown, strict=True) for row in part.rows]
+        return [_text(name, part, row) for name, part in zip(self._names, self.shown, strict=True) for row in part.rows]
+
+    def rows_of_groups(self) -> list[tuple[str, ...]]:
+        """A row of text for each device of each program that devices compute together, under HEAD_OF_GROUPS."""
+        return list(rows_of_groups(self._names, self.shown, self.speeds))
+
+    def rows_of_blocks(self) -> list[tuple[str, ...]]:
+        """A row of text for each class of blocks of each such program, under HEAD_OF_BLOCKS."""
+        return list(rows_of_blocks(self._names, self.shown))
 
     def rows_of_devices(self) -> list[tuple[str, ...]]:
         """A row of text for each device that something is on, under HEAD_OF_DEVICES."""
@@ -210,6 +226,8 @@ class Account:
         return {
             "warnings": list(self.warnings),
             "rows": list(map(list, self.rows())),
+            "groups": list(map(list, self.rows_of_groups())),
+            "blocks": list(map(list, self.rows_of_blocks())),
             "devices": list(map(list, self.rows_of_devices())),
             "remarks": self.remarks(warned=True),
             "settings": dict(self.settings),
@@ -224,7 +242,7 @@ class Account:
             "search_seconds": None if self.searched is None else round(self.searched, 3),
             "planning_seconds": None if self.planned is None else round(self.planned, 3),
             "options": dict(self.settings),
-            "components": {part.title: _facts(part) for part in self.shown},
+            "components": {part.title: _facts(part, self.speeds) for part in self.shown},
             "peak_bytes": {name: fact["peak"] for name, fact in devices.items()},
             "budget_bytes": {name: fact["free"] for name, fact in devices.items()},
             "devices": devices,
@@ -345,7 +363,8 @@ def _places(row: Row) -> str:
     return " + ".join(f"{format_bytes(nbytes)} {place}" for place, nbytes in places.items())
 
 
-def _facts(part: Part) -> dict[str, Any]:
+def _facts(part: Part, speeds: Speeds) -> dict[str, Any]:
+    program = part.call.program
     return {
         "class": part.call.part_of or part.call.program.name,
         "programs": part.programs,
@@ -369,6 +388,7 @@ def _facts(part: Part) -> dict[str, Any]:
             }
             for row in part.rows
         ],
+        **({"together": facts_of_group(program, speeds)} if is_shared_out(program) else {}),
     }
 
 

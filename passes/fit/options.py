@@ -45,7 +45,8 @@ class Option:
     or for the phase) or is brought in every call. ``stays`` are the bytes of weights that are there all the time,
     ``comes`` those that are there in the phase, slots included, ``live`` the most of values, ``host`` the bytes that
     rest in the host's memory. ``amounts`` of the weights rest on the device, or in the host's memory, where the others
-    rest as ``residency`` says. ``bringing`` seconds of ``seconds`` go into bringing what stays for the phase.
+    rest as ``residency`` says. ``bringing`` seconds of ``seconds`` go into bringing what stays for the phase. Under a
+    ``mode`` all devices compute all blocks together.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Option:
     weights: Mapping[Device, int] = field(hash=False)
     host: int = 0
     amounts: Amounts = ALIKE
+    mode: str = "layer"
 
     def needs(self, device: Device) -> int:
         """The bytes on a device while the component works."""
@@ -207,7 +209,7 @@ def _split(
     problem = problem_of(load, whole, machine, budgets, devices, residency, part, chain, grain)
     for _ in range(2 if in_memory else 1):
         split = _asked(load, whole, problem) if load.asked.is_split else None
-        if not (load.asked.shares or load.asked.rows):
+        if not (load.asked.shares or load.asked.places_itself):
             split = split or partition(problem)
         if split is None:
             break

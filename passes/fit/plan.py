@@ -41,8 +41,8 @@ class PlacedComponent:
     ``residency`` is where all of its weights rest while nobody computes with them, and ``streamed`` says for each block
     whether it is brought in every call; the others are there for the phase, or throughout. ``of`` is how many blocks it
     has. ``amounts`` rest elsewhere than most weights do, and by ``ratio`` a split by layers has the blocks that the
-    shares say; it is empty on one device, and for a split by rows of which no shares were asked, which finds them when
-    it is placed.
+    shares say; it is empty on one device, and for a split by rows or under another ``mode`` of which no shares were
+    asked, which finds them when it is placed.
     """
 
     name: str
@@ -58,6 +58,7 @@ class PlacedComponent:
     of: int
     amounts: Amounts = ALIKE
     ratio: tuple[float, ...] = ()
+    mode: str = "layer"
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -124,7 +125,7 @@ def _placed(load: Load, way: Option) -> PlacedComponent:
     streamed = tuple(rests is not Residency.DEVICE for rests in way.rests)
     return PlacedComponent(
         load.name, load.role, load.phase, shares, way.residency, streamed, way.tiled, times, way.seconds, way.bringing,
-        len(chain.parts), way.amounts, _ratio(load, way),
+        len(chain.parts), way.amounts, _ratio(load, way), _mode(load, way),
     )  # fmt: skip
 
 
@@ -132,17 +133,18 @@ def settings_of(solution: Solution, loads: Sequence[Load]) -> dict[str, str]:
     """What asks for a solution, by option: devices, residency, shares, tiles, and chunks."""
     ways = solution.ways
     backend = {name: "&".join(map(str, way.devices)) for name, way in ways.items()}
-    backend |= {load.name: "&".join(map(str, load.asked.devices)) for load in loads if load.asked.rows}
+    backend |= {load.name: "&".join(map(str, load.asked.devices)) for load in loads if load.asked.places_itself}
     resting = {name: _resting(way) for name, way in ways.items() if way.residency is not Residency.DEVICE}
     ratios = {load.name: _ratio(load, ways[load.name]) for load in loads}
     shares = {name: ":".join(map(number_text, ratio)) for name, ratio in ratios.items() if ratio}
-    rows = {load.name: load.asked.mode for load in loads if load.asked.rows}
+    modes = {load.name: _mode(load, ways[load.name]) for load in loads}
+    modes = {name: mode for name, mode in modes.items() if mode != "layer"}
     chunks = {load.name: str(load.asked.chunks) for load in loads if load.asked.chunks > 1}
     resting = _of_each(resting, AUTO, loads)
     found = {
         "--backend": _listed(by_role(backend, loads, "&"), backend.keys() == ways.keys()),
         "--params-backend": _listed(by_role(resting, loads), resting.keys() == ways.keys()),
-        "--split-mode": _listed(by_role(rows, loads), rows.keys() == ways.keys()),
+        "--split-mode": _listed(by_role(modes, loads), modes.keys() == ways.keys()),
         "--tensor-split": _listed(by_role(shares, loads)),
         "--vae-tiling": "on" if any(way.tiled for way in ways.values()) else "",
         "--chunk": _listed(by_role(_of_each(chunks, "off", loads), loads)),
@@ -192,10 +194,20 @@ def _listed(values: Mapping[str, str], of_all: bool = False) -> str:
 
 
 def _ratio(load: Load, way: Option) -> tuple[float, ...]:
-    """The shares with which a component is split as a way has it; none on one device, or by rows as is found then."""
-    if load.asked.rows:
+    """The shares with which a component is split as a way has it.
+
+    None on one device, or where those of the mode are found when it is placed.
+    """
+    if load.asked.places_itself or way.mode != "layer":
         return _in_whole_numbers(load.asked.shares)
     return _shares(load, way) if len(way.devices) > 1 else ()
+
+
+def _mode(load: Load, way: Option) -> str:
+    """How a component is split over the devices of a way; by layers on one device."""
+    if load.asked.places_itself or (load.asked.mode == "row" and len(way.devices) > 1):
+        return load.asked.mode
+    return way.mode
 
 
 def _in_whole_numbers(shares: Sequence[float]) -> tuple[float, ...]:

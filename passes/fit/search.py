@@ -32,6 +32,7 @@ import numpy as np
 
 from ...compiler.devices.device import Device
 from ...compiler.spec.residency import Residency
+from .groups import group_options, groups_of
 from .machine import Machine
 from .options import Option, option, options_of, proportional
 from .workload import Budgets, Load
@@ -58,7 +59,8 @@ class Solution:
 
 def search(loads: Sequence[Load], machine: Machine, budgets: Budgets) -> Solution | None:
     """The ways of least seconds that fit together, or None where no ways do."""
-    trial = Trial(loads, machine, budgets, machine.lists(budgets), places_of(loads, budgets))
+    groups = groups_of(machine, budgets) if any(load.asked.seeks_group for load in loads) else ()
+    trial = Trial(loads, machine, budgets, machine.lists(budgets), places_of(loads, budgets), groups)
     columns: dict[str, list[Option]] = {}
     for load in loads:
         columns[load.name] = list(trial.options(load, budgets))
@@ -82,22 +84,32 @@ def search(loads: Sequence[Load], machine: Machine, budgets: Budgets) -> Solutio
 
 @dataclass(frozen=True)
 class Trial:
-    """What a search is about: components, devices, budgets, the lists of devices to try, and where weights may rest."""
+    """What a search is about: components, devices, budgets, the lists of devices to try, and where weights may rest.
+
+    ``groups`` are tried for components that devices are to compute together.
+    """
 
     loads: Sequence[Load]
     machine: Machine
     budgets: Budgets
     lists: Sequence[tuple[Device, ...]]
     places: Sequence[Residency]
+    groups: Sequence[tuple[Device, ...]] = ()
 
     def options(self, load: Load, budgets: Budgets) -> Iterator[Option]:
-        """The ways to place a component under some budgets."""
-        return options_of(load, self.machine, budgets, self.lists, self.places)
+        """The ways to place a component under some budgets: over groups where a mode was asked for that is of these."""
+        if not load.asked.seeks_group:
+            yield from options_of(load, self.machine, budgets, self.lists, self.places)
+            return
+        yield from group_options(load, self.machine, budgets, self.groups, self.places)
+        if load.asked.may_be_alone:
+            alone = [one for one in self.lists if len(one) == 1]
+            yield from options_of(load.by_layers, self.machine, budgets, alone, self.places)
 
     def several(self, load: Load) -> list[tuple[Device, ...]]:
         """The lists of a proportional split of a component of which nothing was asked."""
         said = load.asked
-        if said.devices or said.residency or said.shares or said.rows or said.tiled:
+        if said.devices or said.residency or said.shares or said.seeks_group or said.tiled:
             return []
         return [one for one in self.lists if len(one) > 1]
 
@@ -297,7 +309,8 @@ def _refined(best: Solution, loads: Sequence[Load], machine: Machine, budgets: B
     ways = dict(best.ways)
     for load in loads:
         way = ways[load.name]
-        if len(way.devices) > 1 and not (load.asked.shares or load.asked.rows):
+        is_open = not (load.asked.shares or load.asked.places_itself or load.asked.seeks_group)
+        if len(way.devices) > 1 and is_open:
             left = left_for(load, ways, budgets)
             finer = option(load, machine, left, way.devices, way.residency, way.tiled, _FINE, way.amounts)
             tried = {**ways, load.name: finer} if finer else ways

@@ -268,7 +268,7 @@ def _tried(
 def _relaxed(loads: Sequence[Load]) -> Iterator[tuple[str, list[Load]]]:
     """One thing left out at a time, with its kind: of each kind one way out is enough."""
     changes: list[Callable[[Asked], Asked]] = [
-        lambda asked: replace(asked, devices=(), shares=(), rows=False),
+        lambda asked: replace(asked, devices=(), shares=(), mode="layer"),
         lambda asked: replace(asked, residency=None, amounts=ALIKE),
         lambda asked: replace(asked, tiled=None),
         lambda asked: asked.opened,
@@ -289,10 +289,9 @@ def _of_its_kind(out: WayOut, loads: Sequence[Load]) -> WayOut:
 
 def _by_layers(out: WayOut, loads: Sequence[Load]) -> WayOut:
     """A way out that says which components were to be split under another mode than by layers, and are not."""
-    rows = {load.name for load in out.loads if load.asked.rows}
-    return replace(
-        out, by_layers={load.name: load.asked.mode for load in loads if load.asked.rows and load.name not in rows}
-    )
+    kept = {load.name for load in out.loads if load.asked.places_itself}
+    asked = {load.name: load.asked.mode for load in loads if load.asked.places_itself}
+    return replace(out, by_layers={name: mode for name, mode in asked.items() if name not in kept})
 
 
 def _in_chunks(

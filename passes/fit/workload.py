@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 from ...compiler.devices.device import Device
 from ...compiler.devices.speeds import Speed
 from ...compiler.errors import DoesNotFitError
+from ...compiler.spec.modes import TOGETHER
 from ...compiler.spec.residency import ALIKE, Amounts, Residency
 from .chain import Chain, Part
+from .group_work import GroupWork
 
 T = TypeVar("T")
 
@@ -28,25 +30,40 @@ Over = Mapping[tuple[str, Device], int]
 class Asked:
     """What a person said of a component; what is empty or None is free.
 
-    ``devices`` main first; ``residency`` where its weights rest; ``shares`` of the devices; ``rows`` whether it is
-    split by rows, or otherwise over all its devices, as ``mode`` says; ``tiled`` whether it decodes in tiles;
-    ``amounts`` the bytes of weights that rest on its devices or in the host's memory where most rest elsewhere;
-    ``chunks`` in how many its wide parts are computed.
+    ``devices`` main first; ``residency`` where its weights rest; ``shares`` of the devices; ``mode`` how it is split
+    over several, as ``--split-mode`` says it; ``may_be_alone`` whether it may be on one device all the same, for the
+    mode was said of all components; ``tiled`` whether it decodes in tiles; ``amounts`` the bytes of weights that rest
+    on its devices or in the host's memory where most rest elsewhere; ``chunks`` in how many wide parts are computed.
     """
 
     devices: tuple[Device, ...] = ()
     residency: Residency | None = None
     shares: tuple[float, ...] = ()
-    rows: bool = False
     tiled: bool | None = None
     amounts: Amounts = ALIKE
     chunks: int = 1
-    mode: str = "row"
+    mode: str = "layer"
+    may_be_alone: bool = False
 
     @property
     def is_split(self) -> bool:
         """Whether it is spread over several devices as was said."""
-        return bool(self.shares or self.rows) or len(self.devices) > 1
+        return bool(self.shares) or len(self.devices) > 1
+
+    @property
+    def places_itself(self) -> bool:
+        """Whether its mode decides what each of the devices has that were named."""
+        return self.mode != "layer" and len(self.devices) > 1
+
+    @property
+    def seeks_group(self) -> bool:
+        """Whether devices are to be found that compute it together."""
+        return self.mode in TOGETHER and not self.devices
+
+    @property
+    def by_layers(self) -> Asked:
+        """The same without a mode in which devices compute together; shares go with it where devices are open."""
+        return replace(self, mode="layer", shares=self.shares if self.devices else (), may_be_alone=False)
 
     @property
     def opened(self) -> Asked:
@@ -60,7 +77,8 @@ class Load:
 
     ``nbytes`` are all its weights, with those that no call reads; ``in_files`` says whether they may rest on disk.
     ``phase`` is the part of the pipeline's call in which it works; what is brought for a phase leaves with it.
-    ``more`` bytes than the chain knows of are alive on devices, as lowering has found.
+    ``more`` bytes than the chain knows of are alive on devices, as lowering has found. ``work`` says what it takes
+    where a group of devices computes it together, if a mode was asked for in which they do.
     """
 
     name: str
@@ -73,6 +91,7 @@ class Load:
     asked: Asked = field(default_factory=Asked)
     in_files: bool = True
     more: Mapping[Device, int] = field(default_factory=dict, hash=False)
+    work: GroupWork | None = field(default=None, hash=False, compare=False)
 
     @property
     def unread(self) -> int:
@@ -124,6 +143,11 @@ class Load:
     @cached_property
     def _found(self) -> dict[tuple[int, Hashable], tuple[object, Any]]:
         return {}
+
+    @cached_property
+    def by_layers(self) -> Load:
+        """The same component without a mode in which devices compute it together."""
+        return replace(self, asked=self.asked.by_layers)
 
     def ways(self) -> Sequence[bool]:
         """In tiles, or not: what is possible, and was asked for."""

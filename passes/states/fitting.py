@@ -63,6 +63,29 @@ def fitted(
     return min(fitting, key=lambda one: (max(0, excess(one.needs, free)), one.solution.account.seconds))
 
 
+def quickest(program: Program, mode: str, shares: Sequence[float] = ()) -> Fitted | NotPossible:
+    """The states of least seconds under a mode, whatever room devices have; why there are none. Changes nothing."""
+    reason = _why_not(program)
+    if reason:
+        return NotPossible(mode, reason)
+    group = group_of(program, shares)
+    each = [_solved(form, group, mode) for form in forms_of(program, mode, group.shares)]
+    fitting = [one for one in each if isinstance(one, Fitted)]
+    return min(fitting, key=lambda one: one.solution.account.seconds) if fitting else each[0]
+
+
+def seconds_of(program: Program, found: Fitted) -> float:
+    """The seconds of a call of a program in states that were found, as they are solved for.
+
+    States that are taken though one device alone is quicker were solved for as if exchanges cost nothing: theirs are by
+    a schedule.
+    """
+    if found.alone is None:
+        return found.solution.account.seconds
+    form = replace(program, graph=found.graph)
+    return seconds_of_states(form, found.solution)
+
+
 def _fitted(program: Program, group: Group, mode: str, headroom: int | None) -> Fitted | NotPossible:
     """The first states of a form of a program that fit, or those that lack least."""
     free, best = program.rig.free, None

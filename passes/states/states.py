@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from ...compiler.devices.speeds import SPREAD
 from ...compiler.durations import duration
-from ...compiler.errors import UsageError
+from ...compiler.errors import DovetailError, UsageError
 from ...compiler.ir.program import Program
 from ...compiler.spec.modes import TOGETHER, check_kinds
 from ..infra.base import Change, Pass
@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 class States(Pass):
     """Has the devices of a program compute it together under a mode.
 
-    ``shares`` weighs the devices instead of their speed and free memory; ``headroom`` means what it means to ``place``.
+    ``shares`` weighs the devices instead of their speed; one behind the first that has a share of nothing computes
+    nothing. ``headroom`` means what it means to ``place``.
     Weights lie where operations read them: whole on each device that reads them whole, parts where parts are read.
     """
 
@@ -56,15 +57,29 @@ class States(Pass):
         program is as it was then.
         """
         check_kinds(program.name, self.mode, program.devices)
-        found = fitted(program, self.mode, self.shares, self.headroom)
-        if isinstance(found, NotPossible):
-            _tell(program.name, self.mode, found.reason)
-            return Place(self.shares, self.headroom).run(program)
-        check_needs(program, found.needs)
+        whole, shares = program.rig, self._without_idle(program)
+        try:
+            found = fitted(program, self.mode, shares, self.headroom)
+            if isinstance(found, NotPossible):
+                _tell(program.name, self.mode, found.reason)
+                return Place(shares, self.headroom).run(program)
+            check_needs(program, found.needs)
+        except DovetailError:
+            program.rig = whole
+            raise
         program.graph = found.graph
         _tell_of_seconds(program, self.mode, found)
         count = together(program, found.solution.strategies)
         return Change(len(list(program.ops())), f"operations computed by all devices, {count} values change state")
+
+    def _without_idle(self, program: Program) -> tuple[float, ...]:
+        """Leaves out devices behind the main one that have a share of nothing; returns the shares of the others."""
+        if len(self.shares) != len(program.devices) or not sum(self.shares):
+            return self.shares
+        main, *others = zip(program.devices, self.shares, strict=True)
+        kept = [main, *(one for one in others if one[1])]
+        program.rig = program.rig.only([device for device, _ in kept])
+        return tuple(share for _, share in kept) if len(kept) > 1 else ()
 
 
 def split_mode_of(program: Program) -> str:

@@ -10,7 +10,7 @@ import gc
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
@@ -37,7 +37,7 @@ from dovetail.passes.placement.cut import Cut
 from dovetail.passes.placement.pin import Pin
 from dovetail.passes.rewrites.simplify import Simplify
 from dovetail.passes.simulate.memory import simulate
-from dovetail.passes.states.share import share
+from dovetail.passes.states.share import Choose
 from dovetail.passes.states.solution import Solution
 from dovetail.passes.states.solve import solve
 from dovetail.passes.states.statistics import take_norms_apart
@@ -45,31 +45,15 @@ from dovetail.passes.verify.deep import verify_deep
 from dovetail.runtime import sim
 from dovetail.runtime.executor import Executor
 from dovetail.runtime.store.program_weights import ProgramWeights
+from testbed.sharing import Share, slow_group
 from testbed.zoo.everything import TINY
 from tests.cases import drawn
 
 from .parts import offered
-from .test_solved_states import group
 
 SHARES = [(1, 1), (3, 1), (5, 3, 2), (1, 0), (0, 1, 1), (1, 1, 1, 1)]
 OWN_PYTHON = {"CosmosTransformer3DModel"}
 """What no trace takes in float64."""
-
-
-Chosen = Callable[[Node], Strategy | None]
-"""Gives the strategy of an operation."""
-
-
-@dataclass(frozen=True)
-class Share(Pass):
-    """Has the devices compute each operation as is chosen."""
-
-    name: ClassVar[str] = "share"
-    requires: ClassVar[frozenset[str]] = frozenset({"pinned"})
-    chooser: Callable[[Program], Chosen] = field(default=lambda _: lambda _: None)
-
-    def run(self, program: Program) -> Change:
-        return Change(share(program, self.chooser(program)), "reshards")
 
 
 @dataclass(frozen=True)
@@ -112,7 +96,7 @@ def values_of(node: Node) -> list[Node]:
 
 
 def shared(
-    name: str, shares: Sequence[int], chooser: Callable[[Program], Chosen], mode: str = "free"
+    name: str, shares: Sequence[int], chooser: Callable[[Program], Choose], mode: str = "free"
 ) -> tuple[torch.nn.Module, dict[str, Any], Program]:
     """A module with its arguments, and its program over as many simulated devices as there are shares."""
     module, call = TINY[name].make(torch.float64)
@@ -187,8 +171,8 @@ def test_states_that_were_solved_run_as_programs(name: str, seed: int) -> None:
     shares = choice.choice(SHARES)
     mode = choice.choice(["free", "tensor", "sequence"])
 
-    def solved(program: Program) -> Chosen:
-        found = solve(program, group(shares), mode, node_limit=50)
+    def solved(program: Program) -> Choose:
+        found = solve(program, slow_group(shares), mode, node_limit=50)
         states = found.strategies if isinstance(found, Solution) else {}
         return states.get
 
@@ -198,8 +182,8 @@ def test_states_that_were_solved_run_as_programs(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", ["WanTransformer3DModel", "LTXVideoTransformer3DModel"])
 def test_programs_with_norms_over_all_heads_run_without_gathering_these(name: str) -> None:
-    def solved(program: Program) -> Chosen:
-        found = solve(program, group((1, 1)), "tensor")
+    def solved(program: Program) -> Choose:
+        found = solve(program, slow_group((1, 1)), "tensor")
         assert isinstance(found, Solution)
         return found.strategies.get
 

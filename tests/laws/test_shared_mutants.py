@@ -34,8 +34,9 @@ from dovetail.passes.placement.blocks import FindBlocks
 from dovetail.passes.placement.cut import Cut
 from dovetail.passes.placement.pin import Pin
 from dovetail.passes.verify.verifier import verify
+from testbed.sharing import Share
 
-from .test_shared import Chooser, Share, shared
+from .test_shared import Chooser, shared
 
 MOST = 5
 """So many places are broken in each way."""

@@ -11,20 +11,18 @@ import torch
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from dovetail.compiler.devices.device import Device
-from dovetail.compiler.devices.speeds import Speed, Speeds
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.state import PARTIAL, Split
 from dovetail.compiler.states.strategy import Strategy, name_of
 from dovetail.compiler.states.table import strategies
 from dovetail.passes.rewrites.simplify import Simplify
-from dovetail.passes.states.exchanges import Group
 from dovetail.passes.states.modes import MODES, Posed, posed
 from dovetail.passes.states.problem import Choice
 from dovetail.passes.states.recipes import best_recipe, recipes, walked
 from dovetail.passes.states.solution import NotPossible, Solution, solution_of
 from dovetail.passes.states.solve import solve
+from testbed.sharing import slow_group
 from testbed.zoo.everything import TINY
 from tests.cases import drawn
 
@@ -38,13 +36,6 @@ NAMES = [one for one in TINY if one not in OWN_PYTHON]
 LEARNED = ("linear", "matmul", "conv", "norm", "embedding")
 NEAR = 1e-5
 """How far results may be off, as a part of the largest: some models compute in float32 inside."""
-
-
-def group(shares: tuple[int, ...]) -> Group:
-    """Slow devices with fast links, for which it pays to split tiny operations."""
-    devices = tuple(Device.named(f"cuda{index}") for index in range(len(shares)))
-    speed = Speed({"float32": 1e9}, 1e9, 1e9, 1e-9, peer=1e9)
-    return Group(devices, shares, Speeds(dict.fromkeys(devices, speed)), 1e-7)
 
 
 def traced(name: str) -> tuple[Program, torch.nn.Module, Mapping[str, object]]:
@@ -80,7 +71,7 @@ def test_members_with_random_states_yield_what_one_device_yields(name: str, seed
     program, module, call = traced(name)
     choice = random.Random(f"{name} {seed}")
     for shares in choice.sample(SHARES, 2):
-        question = posed(program, group(shares), "free")
+        question = posed(program, slow_group(shares), "free")
         picks = of_random(question, choice)
         if not question.problem.is_possible(picks):
             continue
@@ -94,7 +85,7 @@ def test_members_with_random_states_yield_what_one_device_yields(name: str, seed
 def test_members_by_each_recipe_yield_what_one_device_yields(name: str, seed: int) -> None:
     program, module, call = traced(name)
     shares = random.Random(f"{name} {seed}").choice(SHARES)
-    question = posed(program, group(shares), "free")
+    question = posed(program, slow_group(shares), "free")
     found = list(recipes(question))
     assert "whole" in [one.name for one in found]
     for one in found:
@@ -107,20 +98,20 @@ def test_members_by_each_recipe_yield_what_one_device_yields(name: str, seed: in
 def test_members_with_solved_states_yield_what_one_device_yields(name: str, seed: int) -> None:
     program, module, call = traced(name)
     shares = random.Random(f"{name} {seed}").choice(SHARES)
-    free = solve(program, group(shares))
+    free = solve(program, slow_group(shares))
     assert isinstance(free, Solution)
     little = tuple(
         round(0.8 * (held + live)) for held, live in zip(free.account.weights, free.account.alive, strict=True)
     )
     for mode, room in [("free", ()), ("free", little), *((one, ()) for one in MODES[1:])]:
-        found = solve(program, group(shares), mode, room=room, node_limit=50)
+        found = solve(program, slow_group(shares), mode, room=room, node_limit=50)
         if isinstance(found, NotPossible):
             assert room or mode in ("batch", "tensor", "spatial")
             continue
         together = [held + live for held, live in zip(found.account.weights, found.account.alive, strict=True)]
         assert not room or all(nbytes <= limit for nbytes, limit in zip(together, room, strict=True))
         expect_sound(program, found, mode)
-        recipe = best_recipe(posed(program, group(shares), mode, (), room))
+        recipe = best_recipe(posed(program, slow_group(shares), mode, (), room))
         assert recipe is None or found.account.seconds <= recipe.account.seconds
         expect_same(name, run_by_members(program, module, call, found.strategies, len(shares)), module, call)
 
@@ -138,7 +129,7 @@ def expect_sound(program: Program, found: Solution, mode: str) -> None:
         for node, chosen in found.strategies.items():
             assert weights.isdisjoint(chosen.operands) or not any(kind in name_of(node) for kind in LEARNED)
     if mode == "tensor":
-        limits = posed(program, group(found.shares), mode).most
+        limits = posed(program, slow_group(found.shares), mode).most
         assert all(
             held <= limit for held, limit in zip(found.account.weights, limits, strict=True) if limit is not None
         )

@@ -68,6 +68,7 @@ def print_plan(
     ``model``, ``words`` and ``prompt`` are what was typed besides the placement, for the line to be copied, and
     ``kept`` says that the plan was made earlier, if it was.
     """
+    from ...planning import shared_work as shared
     from ...planning.table import HEAD, HEAD_OF_DEVICES, RIGHT, RIGHT_OF_DEVICES
 
     if json:
@@ -77,6 +78,11 @@ def print_plan(
         print(f"warning: {printable(warning)}\n")
     print_table(HEAD, told["rows"], RIGHT)
     print()
+    if told["groups"]:
+        print_table(shared.HEAD_OF_GROUPS, told["groups"], shared.RIGHT_OF_GROUPS)
+        print()
+        print_table(shared.HEAD_OF_BLOCKS, told["blocks"], shared.RIGHT_OF_BLOCKS)
+        print()
     print_table(HEAD_OF_DEVICES, told["devices"], RIGHT_OF_DEVICES)
     print()
     remarks = [*told["remarks"], *filter(None, [kept])]

@@ -34,7 +34,9 @@ def dot(programs: Mapping[str, Program], depth: str = "segments") -> str:
 
 def _written(drawing: Drawing) -> str:
     drawn = drawing.outlines
-    places = dict.fromkeys(place for one in drawn for place in one.places)
+    all_devices = {device for one in drawn for device in one.devices}
+    devices = sorted(all_devices, key=lambda one: (one.is_host, one.kind, one.index))
+    places = dict.fromkeys([*(one.name for one in devices), *(place for one in drawn for place in one.places)])
     boxes = sum(len(one.parts) for one in drawn)
     way = "rankdir=LR; newrank=true" if boxes <= _IN_A_ROW else "rankdir=TB"
     lines: list[str] = ["digraph placement {", f"  {way};", *_HEAD]

@@ -188,10 +188,14 @@ def _span_text(run: tuple[str, int, int]) -> str:
 
 
 def _crossing_edges(program: Program, part_of: dict[Node, int]) -> Iterator[Edge]:
-    """What crosses between devices, by the boxes at its ends: inputs and results have none."""
+    """What crosses between devices, by the boxes at its ends: inputs and results have none.
+
+    Where each device but takes its part of what it has, nothing crosses.
+    """
     for transfer in program.transfers():
         ends = part_of.get(maker_of(transfer)), part_of.get(first_reader(transfer))
-        yield Edge(*ends, (original(transfer).name,), sum(nbytes for _, _, nbytes in sent(program, transfer)))
+        nbytes = sum(size for _, _, size in sent(program, transfer))
+        yield Edge(*ends, (original(transfer).name,), nbytes, crosses=nbytes > 0)
 
 
 def _flow_edges(program: Program, part_of: dict[Node, int], crossing: Sequence[Edge]) -> Iterator[Edge]:

@@ -27,6 +27,7 @@ from ...compiler.units import format_bytes
 from ...fitting.decide import speeds_here
 from ...passes.simulate.profile import Profile, profile
 from ...planning.parts import Part
+from ...planning.shared_work import HEAD_OF_BLOCKS, HEAD_OF_GROUPS
 from ...planning.table import HEAD, HEAD_OF_DEVICES, Account
 from ..outline.outline import outline
 from ..text.marks import marks_in_words
@@ -209,6 +210,14 @@ def _plan(account: Account | None) -> dict[str, Any] | None:
         "head": list(HEAD),
         "rows": account.rows(),
         "reasons": [(part.title, reason_for(account, part)) for part in account.parts],
+        "together": [
+            {"head": list(head), "rows": rows}
+            for head, rows in (
+                (HEAD_OF_GROUPS, account.rows_of_groups()),
+                (HEAD_OF_BLOCKS, account.rows_of_blocks()),
+            )
+            if rows
+        ],
         "head_of_devices": list(HEAD_OF_DEVICES),
         "rows_of_devices": account.rows_of_devices(),
         "remarks": account.remarks(),

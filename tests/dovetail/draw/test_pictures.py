@@ -38,6 +38,14 @@ def test_a_layer_split_has_bytes_on_the_arrows_that_cross() -> None:
         assert all(title in drawn for title in crossing)
 
 
+def test_devices_have_their_colours_by_their_numbers_whoever_is_called_first() -> None:
+    both, second = stack().program, stack(backend="sim1").program
+    drawn = dot({"second": second, "both": both}), dot({"both": both})
+    colours = [dict(re.findall(r'label="(sim\d)".*?; color="(#\w+)"', one)) for one in drawn]
+    assert colours[0] == colours[1]
+    assert colours[0].keys() == {"sim0", "sim1"}
+
+
 @pytest.mark.parametrize("depth", ["segments", "blocks", "nodes"])
 @pytest.mark.parametrize("options", [{}, {"split_mode": "row"}], ids=["layer", "row"])
 def test_deeper_pictures_have_more_boxes_and_nothing_hangs_in_the_air(depth: str, options: dict[str, str]) -> None:

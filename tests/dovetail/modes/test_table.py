@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from torch import nn
 
 import dovetail
 from dovetail.compiler.errors import DoesNotFitError, UsageError
-from dovetail.compiler.ir.program import Program
+from dovetail.compiler.ir.program import Program, placement_of
 from dovetail.compiler.spec.modes import ALIASES, TOGETHER
 from dovetail.compiler.states.parts import bytes_held
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 from dovetail.draw.graph.graphml import graphml
+from dovetail.draw.outline.outline import outline
 from dovetail.explain.states import states_in_words
 from dovetail.passes.pipeline import default_passes, parse_passes
 from dovetail.passes.states.states import split_mode_of
@@ -87,6 +89,13 @@ def split(mode: str, backend: str = "sim0&sim1", **more: Any) -> Any:
     return dovetail.compile(stack(mode), (given(mode),), backend=backend, split_mode=mode, **more)
 
 
+def is_grouped_by_its_nodes(program: Program) -> bool:
+    """Whether a program is grouped, as its segments and its operations say alike."""
+    by_nodes = any(len(placement_of(node).group) > 1 for node in program.ops())
+    assert program.is_grouped == by_nodes == replace(program, segments=()).is_grouped
+    return by_nodes
+
+
 def is_close(compiled: Any, mode: str) -> bool:
     found, expected = compiled(given(mode)).cpu(), stack(mode)(given(mode))
     return torch.allclose(found, expected, rtol=1e-4, atol=1e-5)
@@ -103,6 +112,7 @@ def test_weights_on_devices_and_in_host_memory(mode: str, rest: str | None) -> N
     compiled = split(mode, params_backend=rest)
     assert is_close(compiled, mode)
     assert split_mode_of(compiled.program) == mode
+    assert is_grouped_by_its_nodes(compiled.program)
     held = list(bytes_held(compiled.program).values())
     whole = sum(weight.nbytes for weight in compiled.program.weights.values())
     assert held == [whole] * 2 if mode != "tensor" else max(held) < 0.6 * whole
@@ -170,6 +180,12 @@ def test_dynamic_sizes_are_placed_by_layers_and_this_is_said(caplog: pytest.LogC
     assert is_close(compiled, "tensor")
 
 
+@pytest.mark.parametrize("mode", ["layer", "row"])
+def test_devices_of_other_modes(mode: str) -> None:
+    compiled = dovetail.compile(stack("tensor"), (X,), backend="sim0&sim1", split_mode=mode)
+    assert not is_grouped_by_its_nodes(compiled.program) or mode == "row"
+
+
 @pytest.mark.parametrize("mode", TOGETHER)
 def test_one_device_is_no_reason_to_warn(mode: str) -> None:
     assert is_close(split(mode, "sim0"), mode)
@@ -218,6 +234,8 @@ def test_it_is_explained_and_drawn(mode: str) -> None:
     assert "operations of blocks.up (4 blocks)" in said or "of blocks (2 blocks)" in said, said
     assert "split" in said
     assert "<graphml" in graphml({"model": program})
+    for depth in ("devices", "segments", "blocks"):
+        assert all(edge.nbytes for edge in outline(program, depth=depth).edges if edge.crosses)
 
 
 @pytest.mark.parametrize("mode", slow_but(["tensor", "spatial"], TOGETHER))
@@ -267,6 +285,17 @@ def test_patches_without_padding_said_in_a_word(mode: str) -> None:
     module = nn.Sequential(nn.Conv2d(64, 64, 2, stride=2, padding="valid"), nn.SiLU()).eval()
     compiled = dovetail.compile(module, (PICTURES,), backend="sim0&sim1", split_mode=mode)
     assert torch.allclose(compiled(PICTURES).cpu(), module(PICTURES), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", TOGETHER)
+@pytest.mark.parametrize(("shares", "working"), [("1,0", 1), ("1,0,1", 2), ("1,1,0", 2), ("0,1,0", 2)])
+def test_a_share_of_nothing_is_nothing(mode: str, shares: str, working: int) -> None:
+    backend = "&".join(f"sim{index}" for index in range(shares.count(",") + 1))
+    compiled = split(mode, backend, tensor_split=shares)
+    idle = [f"sim{index}" for index, share in enumerate(shares.split(",")) if index and share == "0"]
+    assert not any(name in str(compiled.schedule) for name in idle)
+    assert len(compiled.program.devices) == working
+    assert is_close(compiled, mode)
 
 
 @pytest.mark.parametrize("shares", ["1:1:1", "0:0"])

@@ -107,7 +107,7 @@ def test_a_larger_budget_is_searched_with_all_left_open_where_what_was_asked_nev
 
 
 def test_a_way_out_says_that_it_splits_by_rows_no_more() -> None:
-    asked = Asked((FAST, SLOW), Residency.DEVICE, rows=True)
+    asked = Asked((FAST, SLOW), Residency.DEVICE, mode="row")
     found = ways_out(pipeline(diffusion=asked), machine(), budgets(50, 50, 1000))
     told = {out.what: said_of(out) for out in found}
     assert "diffusion=row" in told["weights that rest elsewhere"]
@@ -119,14 +119,14 @@ def test_a_way_out_says_that_it_splits_by_rows_no_more() -> None:
 
 @pytest.mark.parametrize("mode", TOGETHER)
 def test_a_way_out_names_the_mode_under_which_it_splits_no_more(mode: str) -> None:
-    asked = Asked((FAST, SLOW), Residency.DEVICE, rows=True, mode=mode)
+    asked = Asked((FAST, SLOW), Residency.DEVICE, mode=mode)
     found = ways_out(pipeline(diffusion=asked), machine(), budgets(50, 50, 1000))
     assert any(f", and diffusion not split by {mode} (" in said_of(out) for out in found)
     assert not any("by rows" in said_of(out) for out in found)
 
 
 def test_a_larger_budget_keeps_the_devices_of_a_row_split_or_says_that_it_is_none() -> None:
-    asked, free = Asked((FAST, SLOW), Residency.DEVICE, rows=True), budgets(250, 100, 1000).devices
+    asked, free = Asked((FAST, SLOW), Residency.DEVICE, mode="row"), budgets(250, 100, 1000).devices
     given = replace(budgets(1, 1, 1), typed="1MiB,cpu=1MiB")
     (found,) = [out for out in outs(pipeline(diffusion=asked), given, free=free) if out.what == "a larger budget"]
     is_split = found.settings.get("--split-mode") == "diffusion=row"

@@ -8,19 +8,16 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dovetail.compiler.devices.device import Device
-from dovetail.compiler.devices.speeds import Speed, Speeds
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
 from dovetail.passes.rewrites.simplify import Simplify
 from dovetail.passes.states.exchanges import Group
+from testbed.sharing import slow_group
 
 
 def group(*shares: int, latency: float = 1e-7) -> Group:
     """Slow devices with fast links, for which it pays to split tiny operations."""
-    devices = tuple(Device.named(f"cuda{index}") for index in range(len(shares)))
-    speed = Speed({"float32": 1e9}, 1e9, 1e9, 1e-9, peer=1e9)
-    return Group(devices, shares, Speeds(dict.fromkeys(devices, speed)), latency)
+    return slow_group(shares, latency=latency)
 
 
 def traced(module: nn.Module, *inputs: torch.Tensor, **call: Any) -> Program:

@@ -8,7 +8,7 @@ from dovetail.compiler.ir.program import tensors_of
 from dovetail.passes.states.solution import Solution
 from dovetail.passes.states.solve import solve
 from testbed.hand_written import ENTRIES, kinds_of, most_weights, sent_by_hand
-from testbed.published_states import group_of, traced
+from testbed.published_states import card_group, traced
 from tests.cases import drawn
 
 UNKNOWN = {"LTX2VideoTransformer3DModel": "its plan does not run", "QwenImage21Transformer2DModel": "no trace takes it"}
@@ -23,7 +23,7 @@ def test_no_more_is_sent_than_by_hand(name: str, kind: str) -> None:
     program, mode = traced(ENTRIES[name]), "tensor" if kind == "tensor" else "sequence"
     for count in (2, 4):
         theirs = sent_by_hand(name, kind, count)
-        found = solve(program, group_of("L20", (1,) * count), mode, most_weights(program, mode, count))
+        found = solve(program, card_group("L20", (1,) * count), mode, most_weights(program, mode, count))
         assert isinstance(found, Solution)
         of_prompts = [
             max(one.sent) * one.count

@@ -64,9 +64,13 @@
   }
 
   // How much of the call each lane is busy, as a table for those who do not see the picture.
+  // Many links are told together, by the least and the most that one of them is busy.
   dovetail.busy = (shown) => {
-    return el("p", {class: "note"}, "Busy: ", shown.lanes.map((lane, place) =>
-      [lane, Math.round((100 * shown.busy[place]) / (shown.seconds || 1))]).filter(([, part]) => part >= 1)
-      .map(([lane, part]) => `${lane} ${part} %`).join(", ") || "nothing", " of the time. Drag over the time line, or press + and - on it, to zoom; a double click shows all of it.");
+    const parts = shown.lanes.map((lane, place) => [lane, Math.round((100 * shown.busy[place]) / (shown.seconds || 1))]).filter(([, part]) => part >= 1);
+    const isLink = ([lane]) => !lane.startsWith("loads to ") && lane.includes(" to "), links = parts.filter(isLink);
+    const many = links.length > 4, [least, most] = [Math.min, Math.max].map((pick) => pick(...links.map(([, part]) => part)));
+    const said = (many ? parts.filter((one) => !isLink(one)) : parts).map(([lane, part]) => `${lane} ${part} %`);
+    if (many) said.push(`each of ${links.length} links ${least === most ? most : `${least}–${most}`} %`);
+    return el("p", {class: "note"}, "Busy: ", said.join(", ") || "nothing", " of the time. Drag over the time line, or press + and - on it, to zoom; a double click shows all of it.");
   };
 })();

@@ -16,6 +16,13 @@
 
   function tile(value, name) { return el("div", {class: "tile"}, el("b", {}, value), el("span", {}, name)); }
 
+  // The colours of all devices that compute a program together, one above the other; else that of its main device.
+  function stripes(one) {
+    if (!one.sliced) return dovetail.colour(one.devices[0]);
+    const stops = one.devices.map((name, row) => `${dovetail.colour(name)} ${(100 * row) / one.devices.length}% ${(100 * (row + 1)) / one.devices.length}%`);
+    return `linear-gradient(${stops.join(", ")})`;
+  }
+
   function overview(section) {
     const sum = (pick) => data.programs.reduce((total, one) => total + pick(one), 0);
     const took = data.plan ? data.plan.takes : seconds(sum((one) => one.seconds));
@@ -27,7 +34,7 @@
       tile(count(sum((one) => one.operations)), "operations")));
     const whole = sum((one) => one.seconds) || 1;
     section.append(el("div", {class: "share", role: "img", "aria-label": "Share of the time"}, ...data.programs.map((one) => {
-      const part = el("i", {vars: {"flex-grow": Math.max(0.002, one.seconds / whole), background: dovetail.colour(one.devices[0])}});
+      const part = el("i", {vars: {"flex-grow": Math.max(0.002, one.seconds / whole), background: stripes(one)}});
       part.addEventListener("pointermove", (event) => dovetail.tell([one.name, `${one.takes}, ${Math.round((100 * one.seconds) / whole)} %`], event));
       part.addEventListener("pointerleave", dovetail.hush);
       return part;
@@ -81,7 +88,7 @@
   }
 
   function table(head, rows) {
-    const number = (one) => /^([\d.e-]+( [KMGT]?i?B)?)?$/.test(one);
+    const number = (one) => /^([\d.e-]+( [KMGT]?i?B|%)?)?$/.test(one);
     const kinds = head.map((_, place) => (place === 0 ? "name" : rows.length && rows.every((row) => number(row[place])) ? "number" : ""));
     return el("div", {class: "scroll", tabindex: 0}, el("table", {},
       el("thead", {}, el("tr", {}, ...head.map((one, place) => el("th", {scope: "col", class: kinds[place]}, one)))),
@@ -93,6 +100,7 @@
     if (data.plan) {
       section.append(table(data.plan.head, data.plan.rows),
         el("dl", {class: "why"}, ...data.plan.reasons.flatMap(([name, reason]) => [el("dt", {}, name), el("dd", {}, reason)])),
+        ...data.plan.together.map((one) => table(one.head, one.rows)),
         table(data.plan.head_of_devices, data.plan.rows_of_devices),
         el("ul", {class: "remarks"}, ...data.plan.remarks.map((one) => el("li", {}, one))));
     }

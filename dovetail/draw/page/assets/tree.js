@@ -12,7 +12,7 @@
 
     const groups = (list, depth, kind) => list.map(([title, place, start, stop, size, took], index) => ({
       key: `${kind}${index}`, depth, kind, start, stop, place: text(place),
-      title: text(title), facts: `${count(stop - start)} operations · ${size ? bytes(size) : "no weights"} · ${seconds(took / 1e6)}`,
+      title: text(title), facts: `${count(stop - start)} ${stop - start === 1 ? "operation" : "operations"} · ${size ? bytes(size) : "no weights"} · ${seconds(took / 1e6)}`,
     }));
     const segments = groups(graph.segments, 0, "segment");
     const blocks = groups(graph.blocks, segments.length ? 1 : 0, "block");

@@ -1,0 +1,97 @@
+"""What a component takes where a group of devices computes it together: the states of its programs, solved for once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, MutableMapping, Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from ...compiler.devices.device import Device
+from ...compiler.devices.rig import Rig
+from ...compiler.devices.speeds import speeds_of
+from ...compiler.ir.program import Program
+from ..states.fitting import quickest, seconds_of
+from ..states.solution import NotPossible
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a group of devices takes: seconds of a picture, bytes of weights and of values of each device at most.
+
+    ``whole`` are the bytes of all weights that are read.
+    """
+
+    seconds: float
+    weights: tuple[int, ...]
+    alive: tuple[int, ...]
+    whole: int
+
+
+_KNOWN: MutableMapping[Program, dict[Hashable, Work | NotPossible]] = WeakKeyDictionary()
+"""What calls of a trace take, by the devices and all that the states depend on besides; numbers and no graphs."""
+
+
+@dataclass(frozen=True)
+class GroupWork:
+    """The work of a component under a mode, on any group of the devices of a rig.
+
+    Args:
+        calls: its programs as they were traced, each with how often a picture calls it.
+        prepared: makes of one, which stays as it is, what states are solved for.
+        rig: has all devices.
+        mode: one in which devices compute together.
+        shares: weigh the devices of a group in place of their speed; as many as these are, or none.
+        chunks: in so many ``prepared`` has wide parts computed.
+    """
+
+    calls: Sequence[tuple[Program, float]]
+    prepared: Callable[[Program], Program]
+    rig: Rig
+    mode: str
+    shares: tuple[float, ...] = ()
+    chunks: int = 1
+
+    def over(self, devices: Sequence[Device]) -> Work | NotPossible:
+        """What the component takes on some devices, or why they cannot compute it together under the mode.
+
+        Devices of the same speeds and links have equal states, so that these are solved for once.
+        """
+        if self.shares and len(self.shares) != len(devices):
+            return NotPossible(self.mode, f"it is to have {len(self.shares)} devices, as many as shares were given")
+        each = [(self._of(traced, devices), times) for traced, times in self.calls]
+        refused = [work for work, _ in each if isinstance(work, NotPossible)]
+        if refused or not each:
+            return refused[0] if refused else NotPossible(self.mode, "no call of it was traced")
+        works = [(work, times) for work, times in each if isinstance(work, Work)]
+        return Work(
+            sum(times * work.seconds for work, times in works),
+            tuple(map(max, zip(*(work.weights for work, _ in works), strict=True))),
+            tuple(map(max, zip(*(work.alive for work, _ in works), strict=True))),
+            max(work.whole for work, _ in works),
+        )
+
+    def _of(self, traced: Program, devices: Sequence[Device]) -> Work | NotPossible:
+        """What one call of a program takes."""
+        known = _KNOWN.setdefault(traced, {})
+        packed = tuple((name, weight.quant) for name, weight in traced.weights.items() if weight.quant)
+        key = self.mode, self.shares, self.chunks, self._alike(devices), packed, traced.adapters
+        if key not in known:
+            known[key] = self._solved(traced, devices)
+        return known[key]
+
+    def _alike(self, devices: Sequence[Device]) -> Hashable:
+        """What is equal for groups that have equal states: the speeds, or the devices where links are told apart."""
+        speeds = speeds_of(self.rig)
+        if speeds.ways or speeds.roots or len({device.process for device in devices}) > 1:
+            return tuple(devices), tuple(speeds.ways.items())
+        return tuple((speeds[device], tuple(speeds[device].flops.items())) for device in devices)
+
+    def _solved(self, traced: Program, devices: Sequence[Device]) -> Work | NotPossible:
+        program = self.prepared(traced)
+        program.rig = self.rig.only(devices)
+        found = quickest(program, self.mode, self.shares)
+        if isinstance(found, NotPossible):
+            return found
+        account = found.solution.account
+        whole = sum(weight.nbytes for weight in program.weights.values())
+        return Work(seconds_of(program, found), account.weights, account.alive, whole)

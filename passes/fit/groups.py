@@ -1,0 +1,154 @@
+"""Groups of devices that compute a component together, as ways to place it: the search picks one as it picks others.
+
+A group has devices of one kind. All of them work for as long as the states take that are solved for; each has weights
+and values of its own, so that it has room for a component, or its weights come and go, as on one device alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from ...compiler.devices.device import Device
+from ...compiler.spec.residency import ALIKE, Residency
+from ...compiler.units import format_bytes
+from ..states.solution import NotPossible
+from .chain import Chain, Part
+from .group_work import Work
+from .machine import Machine
+from .options import Option, option, residencies
+from .workload import Asked, Budgets, Load
+
+_GROUPS = 32  # that are tried for one component
+
+
+def groups_of(machine: Machine, budgets: Budgets) -> list[tuple[Device, ...]]:
+    """Groups worth trying: of the devices of a kind, the fastest and largest first, stretches of 2, 4, 8 … and all."""
+    kinds = machine.kinds(budgets)
+    order = sorted(kinds, key=lambda one: (-kinds[one][0].rate("float16"), kinds[one][1], machine.devices.index(one)))
+    found: list[tuple[Device, ...]] = []
+    for kind in dict.fromkeys(one.kind for one in order):
+        some = [one for one in order if one.kind == kind]
+        sizes = {2**power for power in range(1, len(some).bit_length()) if 2**power < len(some)} | {len(some)}
+        for size in sorted(sizes - {1}, reverse=True):
+            found += [tuple(some[at : at + size]) for at in range(len(some) - size + 1)]
+    return found[:_GROUPS]
+
+
+def group_options(
+    load: Load, machine: Machine, budgets: Budgets, groups: Sequence[tuple[Device, ...]], places: Sequence[Residency]
+) -> Iterator[Option]:
+    """All ways in which groups compute a component together under some budgets, those that do not fit left out."""
+    for devices in groups:
+        work = _work(load, devices)
+        if isinstance(work, NotPossible):
+            continue
+        for residency in residencies(load, devices, machine.host):
+            if load.asked.residency is None and residency not in places:
+                continue
+            found = group_option(load, machine, budgets, devices, residency, work)
+            if found is not None:
+                yield found
+
+
+def group_option(
+    load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...], residency: Residency, work: Work
+) -> Option | None:
+    """The way in which a group computes a component together with weights that rest somewhere; None without room."""
+    key = "together", load.asked, devices, budgets.rooms(devices), residency
+    return load.once(machine, key, lambda: _find(load, machine, budgets, devices, residency, work))
+
+
+def why_no_group(load: Load, machine: Machine, budgets: Budgets, places: Sequence[Residency]) -> str:
+    """Why no group of devices computes a component together as was asked; nothing where one does."""
+    groups = groups_of(machine, budgets)
+    if next(group_options(load, machine, budgets, groups, places), None) is not None:
+        return ""
+    works = [(devices, _work(load, devices)) for devices in groups]
+    if not works:
+        return "there are no two devices of one kind"
+    rooms = [(devices, work) for devices, work in works if isinstance(work, Work)]
+    if not rooms:
+        return next(work.reason for _, work in works if isinstance(work, NotPossible))
+    needs = [one for devices, work in rooms for one in zip(devices, work.weights, work.alive, strict=True)]
+    device, weights, alive = min(needs, key=lambda one: one[1] + one[2] - budgets.of(one[0]))
+    return (
+        f"no devices of one kind have room for it: each needs {format_bytes(weights)} of weights, or what it reads of "
+        f"them at once, and {format_bytes(alive)} of values, and {device} has {format_bytes(budgets.of(device))}"
+    )
+
+
+def _work(load: Load, devices: Sequence[Device]) -> Work | NotPossible:
+    if load.work is None:
+        return NotPossible(load.asked.mode, "it runs by its parts, of which each is placed whole")
+    return load.work.over(devices)
+
+
+def _find(
+    load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...], residency: Residency, work: Work
+) -> Option | None:
+    """What devices have of a component, each as if it were alone with its part for as long as all of them work."""
+    each = []
+    for member, device in enumerate(devices):
+        part = _part_of(load, machine, devices, member, residency, work)
+        found = option(part, machine, budgets, (device,), residency, False, amounts=load.asked.amounts)
+        if found is None:
+            return None
+        each.append(found)
+    return _together(load, each, work)
+
+
+def _part_of(
+    load: Load, machine: Machine, devices: Sequence[Device], member: int, residency: Residency, work: Work
+) -> Load:
+    """What one device of a group has of a component, as a component of its own on that device."""
+    device, whole = devices[member], load.called(False)[0]
+    part = work.weights[member] / max(1, work.whole)
+    time = work.seconds / max(1e-12, load.times * whole.seconds(machine.speeds[device]))
+    chain = _scaled(whole, part, time, work.alive[member])
+    unread = 0 if member else load.unread
+    return replace(load, chain=chain, tiles=None, nbytes=chain.nbytes + unread, asked=Asked((device,), residency))
+
+
+def _scaled(chain: Chain, part: float, time: float, alive: int) -> Chain:
+    """A chain with a part of its weights, which takes so many times as long, and has the same alive all the time."""
+
+    def scaled(one: Part) -> Part:
+        return replace(
+            one,
+            nbytes=int(one.nbytes * part),
+            largest=int(one.largest * part),
+            finest=None if one.finest is None else int(one.finest * part),
+            live=alive,
+            work=tuple((cost, count * time) for cost, count in one.work),
+        )
+
+    return replace(chain, rest=scaled(chain.rest), parts=tuple(map(scaled, chain.parts)))
+
+
+def _together(load: Load, each: Sequence[Option], work: Work) -> Option:
+    """The ways of all devices of a group as one; what is brought comes to one after another, as the table counts it."""
+    bringing, residency = sum(one.bringing for one in each), each[0].residency
+    of_blocks = zip(*(one.rests for one in each), strict=True)
+    rests = tuple(max(some, key=lambda rest: rest is not Residency.DEVICE) for some in of_blocks)
+    in_memory = max(one.amounts.in_memory for one in each)
+    return Option(
+        load.name, load.phase, tuple(one.devices[0] for one in each), tuple(one.ranges[0] for one in each), rests,
+        residency, False, max(one.seconds - one.bringing for one in each) + bringing, bringing,
+        stays=_sum([one.stays for one in each]),
+        comes=_sum([one.comes for one in each]),
+        live=_sum([one.live for one in each]),
+        streamed=_sum([one.streamed for one in each]),
+        weights=_sum([one.weights for one in each]),
+        host=max(load.nbytes, work.whole) if residency is Residency.HOST else in_memory,
+        amounts=ALIKE if not in_memory else each[0].amounts,
+        mode=load.asked.mode,
+    )  # fmt: skip
+
+
+def _sum(some: Sequence[Mapping[Device, int]]) -> dict[Device, int]:
+    found: Counter[Device] = Counter()
+    for one in some:
+        found.update(one)
+    return dict(found)

@@ -1,0 +1,34 @@
+"""What shares a program out over simulated devices in tests and benchmarks: a pass, and a group that makes it pay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from dovetail.compiler.devices.device import Device
+from dovetail.compiler.devices.speeds import Speed, Speeds
+from dovetail.compiler.ir.program import Program
+from dovetail.passes.infra.base import Change, Pass
+from dovetail.passes.states.exchanges import Group
+from dovetail.passes.states.share import Choose, share
+
+
+@dataclass(frozen=True)
+class Share(Pass):
+    """Has the devices compute each operation as is chosen."""
+
+    name: ClassVar[str] = "share"
+    requires: ClassVar[frozenset[str]] = frozenset({"pinned"})
+    chooser: Callable[[Program], Choose] = field(default=lambda _: lambda _: None)
+
+    def run(self, program: Program) -> Change:
+        """Puts reshards between operations whose states differ."""
+        return Change(share(program, self.chooser(program)), "reshards")
+
+
+def slow_group(shares: Sequence[int], devices: Sequence[Device] = (), latency: float = 1e-7) -> Group:
+    """Slow devices with fast links, for which it pays to split tiny operations; cards if none are given."""
+    group = tuple(devices) or tuple(Device.named(f"cuda{index}") for index in range(len(shares)))
+    speed = Speed({"float32": 1e9}, 1e9, 1e9, 1e-9, peer=1e9)
+    return Group(group, tuple(shares), Speeds(dict.fromkeys(group, speed)), latency)
