@@ -55,7 +55,7 @@ def _group_norm(node: Node, device: Device) -> int:
 
     What cannot be seen in rows is copied once; the host sums short floats in a copy of all, which no other device does.
     """
-    x, groups = node.args[0], argument_of(node, "groups")
+    x, groups = node.args[0], int(argument_of(node, "groups"))
     assert isinstance(x, Node)
     (part,) = flat(type_on(x, device))
     pictures, channels, *_ = part.sizes

@@ -2,7 +2,8 @@
 
 The kind of an exchange follows from the two states. The bytes are those of the boxes that `landings` has devices send,
 without the boxes: states are compared by the million. Each device sends what another one lacks, straight to it: of a
-sum each device gets the terms of its part, and where all need all of it, sends its part of the sum on.
+sum each device gets the terms of its part, and where all need all of it, sends its part of the sum on; of a small one
+it gets all terms, so that nothing is sent on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from functools import cached_property
 from ...compiler.devices.device import Device
 from ...compiler.devices.speeds import Speeds
 from ...compiler.ir.state import PARTIAL, WHOLE, Halo, Parted, Range, Split, State
-from .shares import parts_of_sum
+from .shares import parts_of_sum, state_of_sum
 
 LATENCY = 3e-5
 """The seconds that an exchange takes beside its bytes: devices wait for one another, and several copies start."""
@@ -93,6 +94,8 @@ def flow_of(group: Group, source: State, target: State, shape: Sequence[int], it
         )
     if not shape:
         return ((0,) * count,) * count  # of a sum without axes nobody has a part: it is no sum of terms
+    if (source, target) == (PARTIAL, WHOLE) and state_of_sum(shape, itemsize, count) == WHOLE:
+        return _apart(((total,) * count,) * count)
     split = next((one for one in (source, target) if isinstance(one, Parted)), parts_of_sum(shape, count))
     parts = _parts(split, total)
     if source == PARTIAL:
