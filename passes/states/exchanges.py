@@ -53,13 +53,13 @@ class Group:
     def _way(self, one: Device, other: Device) -> tuple[float, tuple[str, ...]]:
         return self.speeds.crossing(one, other), tuple(self.speeds.lanes(one, other))
 
-    def seconds(self, flow: Flow) -> float:
-        """The time in which all is sent at once: of the device, or the shared root, that takes longest."""
+    def seconds(self, flow: Flow, exchanges: int = 1) -> float:
+        """The time in which all is sent: of the device, or the shared root, that takes longest, and to begin."""
         taken: dict[object, float] = defaultdict(float)
         for (one, other), (rate, lanes) in self.rates.items():
             for lane in (("from", one), ("to", other), *lanes):
                 taken[lane] += flow[one][other] / rate
-        return self.latency + max(taken.values(), default=0.0) if any(map(any, flow)) else 0.0
+        return exchanges * self.latency + max(taken.values(), default=0.0) if any(map(any, flow)) else 0.0
 
 
 def kind_of(source: State, target: State) -> str:
@@ -78,6 +78,12 @@ def kind_of(source: State, target: State) -> str:
 def can_change(source: State, target: State) -> bool:
     """Whether there is an exchange from one state to another: nothing becomes terms of a sum, a halo nothing else."""
     return source == target or (target != PARTIAL and not isinstance(source, Halo))
+
+
+def exchanges_of(group: Group, source: State, target: State, shape: Sequence[int], itemsize: int) -> int:
+    """How many exchanges follow one another: parts of a sum that is not small are added up, and then gathered."""
+    is_in_parts = shape and (source, target) == (PARTIAL, WHOLE) and state_of_sum(shape, itemsize, len(group)) != WHOLE
+    return 2 if is_in_parts else 1
 
 
 def flow_of(group: Group, source: State, target: State, shape: Sequence[int], itemsize: int) -> Flow:

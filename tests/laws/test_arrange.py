@@ -16,11 +16,13 @@ from dovetail.compiler.devices.speeds import speeds_of
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.split import EARLY
 from dovetail.compiler.states.parts import crossing_bytes
+from dovetail.compiler.text.printer import print_program
 from dovetail.passes.infra.base import Change, Pass
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes
 from dovetail.passes.simulate.memory import simulate
 from dovetail.passes.simulate.timeline import timeline
+from dovetail.passes.states import arrange
 from dovetail.passes.states.arrange import put_exchanges_early, send_early
 from testbed.published_states import traced
 from testbed.zoo.everything import TINY
@@ -80,3 +82,17 @@ def test_a_budget_is_kept(left: int) -> None:
     early = PassManager(default_passes(split_mode="sequence")).run(program)
     free = program.rig.free
     assert all(usage.total <= free[device] for device, usage in simulate(early).items())
+
+
+def test_what_is_not_quicker_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = traced(deepened("flux-dev", 1))
+    program.rig = Rig.parse("cuda0=48GiB@L20,cuda1=48GiB@L20")
+    every = default_passes((1.0, 1.0), split_mode="sequence")
+    at = [one.name for one in every].index("arrange")
+    cut = PassManager(every[:at]).run(program)
+    before, names = print_program(cut), [node.name for node in cut.graph.nodes]
+    monkeypatch.setattr(arrange._Taken, "is_better", lambda *_: False)
+    assert not arrange.Arrange().run(cut)
+    assert [node.name for node in cut.graph.nodes] == names
+    assert print_program(cut) == before
+    assert [node for segment in cut.segments for node in segment.nodes] == list(cut.ops())

@@ -13,7 +13,7 @@ from dovetail.compiler.ir.boxes import landings
 from dovetail.compiler.ir.slices import bounds_of
 from dovetail.compiler.ir.state import PARTIAL, WHOLE, Split, State
 from dovetail.passes.states import shares as shares_of
-from dovetail.passes.states.exchanges import Flow, can_change, flow_of
+from dovetail.passes.states.exchanges import Flow, can_change, exchanges_of, flow_of
 
 from .groups import group
 
@@ -63,6 +63,16 @@ def test_two_equal_devices_send_all_of_a_value_to_reduce_it_and_half_of_it_to_ga
     reduced, gathered = (flow_of(two, source, WHOLE, SHAPE, 2) for source in (PARTIAL, halves))
     assert [sum(row) for row in reduced] == [48, 48]
     assert [sum(row) for row in gathered] == [24, 24]
+
+
+def test_a_sum_that_is_not_small_takes_two_exchanges_to_begin() -> None:
+    two, halves = group(1, 1, latency=1.0), Split(0, (bounds_of(4, (1, 1)),))
+    changes = (PARTIAL, WHOLE), (PARTIAL, halves), (halves, WHOLE)
+    assert [exchanges_of(two, *change, SHAPE, 2) for change in changes] == [1, 1, 1]
+    with patch.object(shares_of, "SMALL_SUM", 0):
+        assert [exchanges_of(two, *change, SHAPE, 2) for change in changes] == [2, 1, 1]
+    flow = flow_of(two, PARTIAL, WHOLE, SHAPE, 2)
+    assert two.seconds(flow, 2) == two.seconds(flow) + 1.0
 
 
 def test_nothing_is_sent_of_what_all_have_and_nothing_becomes_terms() -> None:
