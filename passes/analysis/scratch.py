@@ -13,11 +13,18 @@ from ...compiler.devices.device import Device
 from ...compiler.ir import ops as _ops  # noqa: F401  (registers the operations named below)
 from ...compiler.ir.aliasing import argument_of, overwrites
 from ...compiler.ir.layouts import is_settled
-from ...compiler.ir.ops import GROUP_MEANS, GROUP_NORM_BY, GROUP_VARIANCES, SUM_TERMS, statistics_dtype
+from ...compiler.ir.ops import (
+    CAUSAL_ATTENTION_OF_ROWS,
+    GROUP_MEANS,
+    GROUP_NORM_BY,
+    GROUP_VARIANCES,
+    SUM_TERMS,
+    statistics_dtype,
+)
 from ...compiler.ir.program import Program, tensors_of, weight_name
-from ...compiler.ir.split import type_on
+from ...compiler.ir.split import is_shared, type_on
 from ...compiler.ir.value import TensorType, flat
-from ...compiler.states.parts import weight_on
+from ...compiler.states.parts import call_on, weight_on
 
 _PACKED = torch.ops.dovetail
 _UNPACKING = frozenset(
@@ -41,7 +48,9 @@ def scratch_bytes(program: Program, node: Node, device: Device) -> int:
         return _wide_sum(node, device)
     if node.target in _GROUP_NORMS:
         return _group_norm(node, device)
-    return _attention(node) if node.target is _ATTENTION and device.is_host else 0
+    if node.target is _ATTENTION:
+        return _mask_of_rows(node, device) + (_attention(node) if device.is_host else 0)
+    return 0
 
 
 def _wide_sum(node: Node, device: Device) -> int:
@@ -98,6 +107,14 @@ def _unpacked(program: Program, node: Node, device: Device) -> int:
     columns, sizes = weight.shape[-1], unpacking.sizes_on(device.is_host, room=0)
     itemsize = tensors_of(node)[0].dtype.itemsize
     return unpacking.scratch_bytes(weight.quant, math.prod(weight.shape[:-1]), columns, itemsize, sizes)
+
+
+def _mask_of_rows(node: Node, device: Device) -> int:
+    """A byte for each key of each query that a device has of a causal attention, where it has some of these."""
+    if not is_shared(node) or call_on(node, device)[0] is not CAUSAL_ATTENTION_OF_ROWS:
+        return 0
+    (part,), (key,) = flat(type_on(node, device)), tensors_of(node.args[1])  # type: ignore[arg-type]
+    return part.sizes[-2] * key.sizes[-2]
 
 
 def _attention(node: Node) -> int:
