@@ -119,7 +119,7 @@ def _causal_attention_of_rows(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    return torch.ops.aten.scaled_dot_product_attention.default(query, key, value, scale=scale, enable_gqa=enable_gqa)
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=enable_gqa)
 
 
 CAUSAL_ATTENTION_OF_ROWS = torch.ops.dovetail.causal_attention_of_rows.default
