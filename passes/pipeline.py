@@ -35,6 +35,7 @@ from .rewrites.lower_packed import Quantize
 from .rewrites.reorder import Reorder
 from .rewrites.reuse import Reuse
 from .rewrites.simplify import Simplify
+from .states.arrange import Arrange
 from .states.states import States
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ PASSES: dict[str, type[Pass]] = {
         Cut,
         Reuse,
         Reorder,
+        Arrange,
         Inductor,
         Lower,
         Verify,
@@ -101,6 +103,7 @@ def default_passes(
         Cut(),
         Reuse(),
         Reorder(),
+        *((Arrange(),) if split_mode in TOGETHER else ()),
         *((Inductor(),) if inductor else ()),
         Lower(),
         Verify(),

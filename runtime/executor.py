@@ -39,6 +39,7 @@ from ..compiler.ir.split import type_on, zeros_on
 from ..compiler.ir.value import flat
 from ..compiler.ir.weight import Weight
 from ..compiler.states.parts import members, pieces, slot_bytes
+from . import causal_rows as causal_rows  # registers its kernel
 from . import group_norms as group_norms  # registers its kernels
 from . import grouped_mm as grouped_mm  # registers its kernel
 from . import quantized as quantized  # registers the kernels that packed weights need

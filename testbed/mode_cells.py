@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ from torch.utils import _pytree as pytree
 from dovetail.compiler.devices.device import Device
 from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.frontend.trace import trace
-from dovetail.compiler.ir.ops import SUM_TERMS
 from dovetail.compiler.ir.program import Program, origin_of
 from dovetail.compiler.ir.state import WHOLE
 from dovetail.compiler.states.convolutions import NAMES as CONVOLUTIONS
@@ -38,7 +37,7 @@ from dovetail.passes.placement.blocks import FindBlocks
 from dovetail.passes.placement.cut import Cut
 from dovetail.passes.placement.pin import Pin
 from dovetail.passes.rewrites.simplify import Simplify
-from dovetail.passes.simulate.memory import MemoryWalk, Usage
+from dovetail.passes.simulate.memory import simulate
 from dovetail.passes.states.candidates import QUERIES
 from dovetail.passes.states.modes import MODES, posed
 from dovetail.passes.states.narrowing import narrow
@@ -236,24 +235,6 @@ def _parts(size: int, shares: tuple[int, ...], unit: int = 1) -> int:
     return sum(start < stop for start, stop in cut_in_units(size, shares, unit))
 
 
-def _planned_peaks(program: Program) -> list[int]:
-    """The bytes on each device at the fullest moment, but for what sums take that are added in longer floats.
-
-    Simulated devices compute these at once, and count the result alone.
-    """
-    walk, most = MemoryWalk(program), dict.fromkeys(program.devices, 0)
-
-    def note(device: Device, now: Usage) -> None:
-        beside = now.node is not None and now.node.target is SUM_TERMS
-        most[device] = max(most[device], now.total - (now.scratch if beside else 0))
-
-    for device, memory in walk.on.items():
-        memory.watch = partial(note, device)
-    for instruction in program.schedule or ():
-        walk.carry_out(instruction)
-    return [most[device] for device in program.devices]
-
-
 def _judge_run(verdict: Verdict, cell: Cell, subject: Subject, program: Program) -> None:
     """Runs a program over all calls, and notes what differs from what was planned and from eager."""
     count = len(program.devices)
@@ -263,7 +244,7 @@ def _judge_run(verdict: Verdict, cell: Cell, subject: Subject, program: Program)
     assert program.schedule is not None
     executor = Executor(program, program.schedule)
     executor.bind(ProgramWeights.of_module(subject.module, program))
-    results, planned = list[list[torch.Tensor]](), _planned_peaks(program)
+    results, planned = list[list[torch.Tensor]](), [one.total for one in simulate(program).values()]
     for call in subject.calls:
         flat = program.signature.flatten((), call)
         values = [one.to("sim:0") if isinstance(one, torch.Tensor) else one for one in flat]

@@ -23,6 +23,10 @@ LIBRARY.define(
     "group_norm_by(Tensor x, Tensor means, Tensor variances, Tensor? weight, Tensor? bias, int groups, float eps)"
     " -> Tensor"
 )
+LIBRARY.define(
+    "causal_attention_of_rows(Tensor query, Tensor key, Tensor value, int first, *, float? scale=None,"
+    " bool enable_gqa=False) -> Tensor"
+)
 LIBRARY.define("transfer(Tensor x, *, Device device) -> Tensor")
 LIBRARY.define("reshard(Tensor x, *, Device device) -> Tensor")
 
@@ -104,6 +108,22 @@ def _group_norm_by(
 ) -> torch.Tensor:
     return x.new_empty(x.shape).contiguous(memory_format=suggest_memory_format(x))
 
+
+@torch.library.register_fake("dovetail::causal_attention_of_rows", lib=LIBRARY)  # type: ignore[untyped-decorator]
+def _causal_attention_of_rows(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    first: int,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=scale, enable_gqa=enable_gqa)
+
+
+CAUSAL_ATTENTION_OF_ROWS = torch.ops.dovetail.causal_attention_of_rows.default
+"""Causal attention of some rows of queries with all keys and values; ``first`` is the place of the first row."""
 
 GROUP_MEANS = torch.ops.dovetail.group_means.default
 """What elements add to the mean of their group of channels, of ``count`` elements in all: parts add up to the mean."""

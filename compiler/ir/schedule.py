@@ -4,6 +4,12 @@ What runs, what is verified, what is predicted and what is drawn all read this o
 A `Run` holds one `Step` a node, which says what is awaited before the node, and what is sent and freed after it.
 Bringing something to a device is started by one instruction (`Copy` for a value, `Load` for weights) and awaited by
 another (`Await`), so that computing goes on in between.
+
+Copies have no order that devices must keep, as collective operations have. One goes from a device to another, into
+boxes of memory that no other copy of the value lands in, so that whichever arrives first, the memory holds the same;
+and a device that begins one waits for nobody. What stands for an order are the instructions themselves: memory is set
+aside before what lands there, a value is made before it is sent, all that comes of a value is awaited before it is
+read, and terms of a sum land one behind another by the numbers of devices, in which they are then added.
 """
 
 from __future__ import annotations

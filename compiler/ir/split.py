@@ -17,6 +17,9 @@ from .program import MOVING, Program, placement_of, state_of, states_of, value_o
 from .state import PARTIAL, Halo, Parted, State
 from .value import TensorType, Value, dense_stride, filled_stride, flat, ordered_stride
 
+EARLY = "exchanges early"
+"""The fact of a program that devices send parts as soon as these are made, and wait as late as they can."""
+
 
 def split_of(node: Node) -> Parted | None:
     """How a node's result is split over its group; None where each device has the whole of it."""
@@ -152,20 +155,29 @@ def bytes_sent(transfer: Node, source: Device, target: Device) -> float:
     return sum(box.part(tensor.sizes) * tensor.nbytes for tensor in tensors for box in boxes)
 
 
-def rounds(nodes: Sequence[Node]) -> Iterator[tuple[Node, ...]]:
+def rounds(program: Program, nodes: Sequence[Node]) -> Iterator[tuple[Node, ...]]:
     """The nodes of a segment, up to where the whole is read of what devices have parts of, and so on.
 
-    The devices of a group run what stands between, one after the other, before any of them goes on.
+    The devices of a group run what stands between, one after the other, before any of them goes on. Where exchanges
+    are early a round ends behind each part that is sent too, and before the first that reads what was put together.
     """
+    is_early = EARLY in program.facts
     current: list[Node] = []
     made: set[Node] = set()
+    known: set[Node] = set()  # what was put together and read
     for node in nodes:
-        if any(assembles(whole) and source_of(whole) in made for whole in map(gathered, node.all_input_nodes)):
+        wholes = [whole for whole in map(gathered, node.all_input_nodes) if assembles(whole)]
+        if any(source_of(whole) in made or (is_early and whole not in known) for whole in wholes) and current:
             yield tuple(current)
             current, made = [], set()
+        known.update(wholes)
         current.append(node)
         made.add(node)
-    yield tuple(current)
+        if is_early and any(map(assembles, node.users)):
+            yield tuple(current)
+            current, made = [], set()
+    if current:
+        yield tuple(current)
 
 
 def gathered(value: Node) -> Node:

@@ -6,12 +6,16 @@ from collections.abc import Iterator
 
 from torch.fx import Node
 
+from ..ir.ops import CAUSAL_ATTENTION_OF_ROWS
 from ..ir.state import Split, State
-from .strategy import Offers, Rule, Strategy, argument, divided, shape_of, splits, strategy
+from .strategy import Local, Offers, Rule, Strategy, argument, divided, own_call, shape_of, splits, strategy
 
 
 def strategies(node: Node, offers: Offers) -> Iterator[Strategy]:
-    """Heads of queries go with the heads of keys and values that they read; a causal mask keeps queries together."""
+    """Heads of queries go with the heads of keys and values that they read; queries with all keys and values.
+
+    Where each query reads the keys before it, a device has the queries of one stretch.
+    """
     q, k, v = node.args[:3]
     assert isinstance(q, Node)
     assert isinstance(k, Node)
@@ -20,7 +24,7 @@ def strategies(node: Node, offers: Offers) -> Iterator[Strategy]:
     offered = splits(offers, q, node)
     offered += [_of_queries(state, q, k) for state in splits(offers, k) if state.axis < rank - 2]
     for state in dict.fromkeys(offered):
-        if state.axis == rank - 2 and not argument(node, 5, "is_causal", False) and q not in (k, v):
+        if state.axis == rank - 2 and q not in (k, v) and (not _is_causal(node) or _are_stretches(state)):
             yield strategy(state, {q: state, **_mask(node, state)})
         elif state.axis < rank - 2 and (keys := _of_keys(state, q, k)) and _of_keys(state, q, v) == keys:
             taken = {q: state, k: keys, v: keys, **_mask(node, state)}
@@ -54,4 +58,21 @@ def _mask(node: Node, state: Split) -> dict[Node, State]:
     return {mask: Split(axis, state.segments)} if has else {}
 
 
-RULE = Rule(strategies)
+def _is_causal(node: Node) -> bool:
+    return bool(argument(node, 5, "is_causal", False))
+
+
+def _are_stretches(state: Split) -> bool:
+    return all(len(state.ranges(member)) < 2 for member in range(len(state.segments[0])))
+
+
+def local(node: Node, chosen: Strategy, member: int) -> Local:
+    """Where queries read the keys before them, a device says which its first one is."""
+    (state,), call = chosen.results, own_call(node)
+    if not (_is_causal(node) and isinstance(state, Split) and state.axis == len(shape_of(node)) - 2):
+        return call
+    ((first, _),) = state.ranges(member)
+    return CAUSAL_ATTENTION_OF_ROWS, (*call[1][:3], first), call[2]
+
+
+RULE = Rule(strategies, local)

@@ -104,7 +104,7 @@ class Count:
         wholes = filter(assembles, self.program.transfers())
         late = {source_of(one) for one in wholes if is_late(self.program, one)}
         steps = count()
-        for nodes in (one for _, shared in self._runs() for one in rounds(shared)):
+        for nodes in (one for _, shared in self._runs() for one in rounds(self.program, shared)):
             self.steps.update(zip(nodes, steps, strict=False))
             self.handing.update(zip((node for node in nodes if node in late), steps, strict=False))
         self.end = next(steps)
@@ -130,7 +130,7 @@ class Count:
         """Finds the stages, of so many bytes where that is said, and what comes for each."""
         self.stage, self.resident, self.staged = {}, defaultdict(dict), {}
         numbers, stages = count(), Stages(self.program, most)
-        for group, shared in ((group, one) for group, nodes in self._runs() for one in rounds(nodes)):
+        for group, shared in ((group, one) for group, nodes in self._runs() for one in rounds(self.program, nodes)):
             self.begins.update(dict.fromkeys(shared, self.steps[shared[0]]))
             for device in group:
                 for nodes in stages.of(shared, device):

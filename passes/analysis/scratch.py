@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch.fx import Node
@@ -10,19 +11,27 @@ from torch.fx import Node
 from ...compiler.checkpoints import unpacking
 from ...compiler.devices.device import Device
 from ...compiler.ir import ops as _ops  # noqa: F401  (registers the operations named below)
-from ...compiler.ir.aliasing import overwrites
+from ...compiler.ir.aliasing import argument_of, overwrites
 from ...compiler.ir.layouts import is_settled
-from ...compiler.ir.ops import SUM_TERMS
+from ...compiler.ir.ops import (
+    CAUSAL_ATTENTION_OF_ROWS,
+    GROUP_MEANS,
+    GROUP_NORM_BY,
+    GROUP_VARIANCES,
+    SUM_TERMS,
+    statistics_dtype,
+)
 from ...compiler.ir.program import Program, tensors_of, weight_name
-from ...compiler.ir.split import type_on
+from ...compiler.ir.split import is_shared, type_on
 from ...compiler.ir.value import TensorType, flat
-from ...compiler.states.parts import weight_on
+from ...compiler.states.parts import call_on, weight_on
 
 _PACKED = torch.ops.dovetail
 _UNPACKING = frozenset(
     {_PACKED.quantized_linear.default, _PACKED.quantized_embedding.default, _PACKED.dequantize.default}
 )
 
+_GROUP_NORMS = frozenset({GROUP_MEANS, GROUP_VARIANCES, GROUP_NORM_BY})
 
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
@@ -37,13 +46,49 @@ def scratch_bytes(program: Program, node: Node, device: Device) -> int:
         return _unpacked(program, node, device)
     if node.target is SUM_TERMS:
         return _wide_sum(node, device)
-    return _attention(node) if node.target is _ATTENTION and device.is_host else 0
+    if node.target in _GROUP_NORMS:
+        return _group_norm(node, device)
+    if node.target is _ATTENTION:
+        return _mask_of_rows(node, device) + (_attention(node) if device.is_host else 0)
+    return 0
 
 
 def _wide_sum(node: Node, device: Device) -> int:
-    """Short floats are added in float32, beside the result."""
-    tensors = flat(type_on(node, device))
-    return sum(2 * one.nbytes for one in tensors if one.dtype in (torch.bfloat16, torch.float16))
+    """Short floats are added in float32, beside the result; the host makes each term one of these first."""
+    tensors, times = flat(type_on(node, device)), 3 if device.is_host else 2
+    return sum(times * one.nbytes for one in tensors if one.dtype in (torch.bfloat16, torch.float16))
+
+
+def _group_norm(node: Node, device: Device) -> int:
+    """What the kernels of group norms by parts take (`runtime/group_norms`): exact, but for a few numbers on the host.
+
+    What cannot be seen in rows is copied once; the host sums short floats in a copy of all, which no other device does.
+    """
+    x, groups = node.args[0], int(argument_of(node, "groups"))
+    assert isinstance(x, Node)
+    (part,) = flat(type_on(x, device))
+    pictures, channels, *_ = part.sizes
+    count, itemsize = math.prod(part.sizes), statistics_dtype(part.dtype).itemsize
+    if not count:
+        return 0
+    rows = (1, pictures * channels, -1) if node.target is GROUP_NORM_BY else (pictures, groups, -1)
+    copied = 0 if _is_view(part, rows) else part.nbytes
+    is_short = part.dtype.itemsize < itemsize
+    if node.target is GROUP_MEANS:
+        return copied + (count * itemsize if is_short and device.is_host else 0)
+    if node.target is GROUP_VARIANCES:
+        return copied + pictures * (groups + 2) * itemsize + (count // groups * itemsize if is_short else 0)
+    known, is_last = 4 * pictures * channels * itemsize, part.stride[1] == 1 and bool(copied)
+    return known + copied + max(known // 2 if device.is_host else 0, part.nbytes if is_last else 0)
+
+
+def _is_view(part: TensorType, shape: Sequence[int]) -> bool:
+    """Whether a tensor can be seen in another shape without a copy."""
+    try:
+        torch.empty_strided(part.sizes, part.stride, device="meta").view(shape)  # type: ignore[arg-type]
+    except RuntimeError:
+        return False
+    return True
 
 
 def apart_bytes(node: Node) -> int:
@@ -62,6 +107,14 @@ def _unpacked(program: Program, node: Node, device: Device) -> int:
     columns, sizes = weight.shape[-1], unpacking.sizes_on(device.is_host, room=0)
     itemsize = tensors_of(node)[0].dtype.itemsize
     return unpacking.scratch_bytes(weight.quant, math.prod(weight.shape[:-1]), columns, itemsize, sizes)
+
+
+def _mask_of_rows(node: Node, device: Device) -> int:
+    """A byte for each key of each query that a device has of a causal attention, where it has some of these."""
+    if not is_shared(node) or call_on(node, device)[0] is not CAUSAL_ATTENTION_OF_ROWS:
+        return 0
+    (part,), (key,) = flat(type_on(node, device)), tensors_of(node.args[1])  # type: ignore[arg-type]
+    return part.sizes[-2] * key.sizes[-2]
 
 
 def _attention(node: Node) -> int:

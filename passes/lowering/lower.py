@@ -121,7 +121,7 @@ class _Lowering:
         self.stages = [
             Stage(segment, device, nodes)
             for segment in program.segments
-            for nodes_together in rounds(segment.nodes)
+            for nodes_together in rounds(program, segment.nodes)
             for device in segment.group
             for nodes in stages.of(nodes_together, device)
         ]

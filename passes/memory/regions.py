@@ -28,6 +28,7 @@ from ...compiler.ir.aliasing import (
     written_memory,
 )
 from ...compiler.ir.program import Program, Segment, placement_of
+from ...compiler.ir.split import maker_of
 from ..analysis.replicated import replicated_weights
 
 MOST = 256
@@ -44,8 +45,8 @@ class Region:
     first: frozenset[Node] = frozenset()
 
 
-def regions(program: Program) -> Iterator[Region]:
-    """The regions of all segments on one device that have more than two nodes, in order."""
+def regions(program: Program, *, of_groups: bool = False) -> Iterator[Region]:
+    """The regions of all segments on one device, or of groups of them, that have more than two nodes, in order."""
     block_of = program.block_of()
     parameters = {name for name, weight in program.weights.items() if weight.kind == "parameter"}
     replicated = replicated_weights(program, program.home)
@@ -63,7 +64,7 @@ def regions(program: Program) -> Iterator[Region]:
 
     for segment in program.segments:
         pinned = False
-        for nodes in _runs(segment, read) if len(segment.group) == 1 else ():
+        for nodes in _runs(segment, read) if (len(segment.group) > 1) == of_groups else ():
             start = 0 if pinned else next((at for at, node in enumerate(nodes) if pins(node)), len(nodes))
             first = frozenset() if pinned else frozenset(node for node in nodes if pins(node))
             pinned = pinned or start < len(nodes)
@@ -96,6 +97,7 @@ class Constraints:
     def __init__(self, program: Program) -> None:
         self._piece = possible_memory(program.graph.nodes)
         self._written = written_memory(self._piece)
+        self._maker = {node: maker_of(node) for node in program.transfers()}
 
     def before(self, nodes: Sequence[Node]) -> tuple[tuple[int, ...], ...]:
         """For each of some consecutive nodes the numbers of those before it that must stay there."""
@@ -104,7 +106,8 @@ class Constraints:
         touching: dict[Node, list[int]] = {}
         found = []
         for number, node in enumerate(nodes):
-            earlier = {numbers[one] for one in node.all_input_nodes if one in numbers}
+            makers = (self._maker.get(one, one) for one in node.all_input_nodes)
+            earlier = {numbers[one] for one in makers if one in numbers}
             pieces = {self._piece[one] for one in (node, *node.all_input_nodes)}
             for key in (*(pieces & self._written), *(("effect",) if _has_effect(node) else ())):
                 earlier.update({last[key]} if key in last else ())

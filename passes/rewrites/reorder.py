@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import ClassVar
 
 from torch.fx import Node
@@ -26,6 +25,7 @@ from ..analysis.liveness import last_touches
 from ..analysis.memory_needs import arriving, held_bytes
 from ..analysis.scratch import apart_bytes, scratch_bytes
 from ..infra.base import Change, Pass
+from ..memory.order import moving, place_behind, put_behind, write_segments
 from ..memory.ordering import Problem, better_order
 from ..memory.regions import Constraints, Region, regions
 
@@ -43,7 +43,7 @@ class Reorder(Pass):
         """Orders region after region, then writes the new order into the graph and its segments."""
         if program.is_grouped:
             return Change(0, "nodes in another place, for devices compute them together")
-        pieces, constraints, moving = _Pieces(program), Constraints(program), _moving(program)
+        pieces, constraints, standing = _Pieces(program), Constraints(program), moving(program)
         known: dict[tuple[Problem, ...], list[int] | None] = {}
         moved = 0
         for region in regions(program):
@@ -52,45 +52,12 @@ class Reorder(Pass):
                 known[problems] = better_order(*problems)
             order = known[problems]
             if order is not None:
-                _place([region.nodes[number] for number in order], region.nodes[0].prev)
+                place_behind([region.nodes[number] for number in order], region.nodes[0].prev)
                 moved += sum(number != place for place, number in enumerate(order))
         if moved:
-            _put_behind(moving)
-            _write_segments(program)
+            put_behind(standing)
+            write_segments(program)
         return Change(moved, "nodes in another place")
-
-
-def _place(nodes: Sequence[Node], behind: Node) -> None:
-    """Puts nodes behind another one, in their order."""
-    for one, following in pairwise((behind, *nodes)):
-        if one.next is not following:
-            one.append(following)
-
-
-def _moving(program: Program) -> list[tuple[Node, Node]]:
-    """What brings values to devices, each with the operation behind which it stands."""
-    found: list[tuple[Node, Node]] = []
-    before = program.graph._root
-    for node in program.graph.nodes:
-        if node.target in MOVING:
-            found.append((node, before))
-        else:
-            before = node
-    return found
-
-
-def _put_behind(moving: Sequence[tuple[Node, Node]]) -> None:
-    """Puts each behind its operation again, in their order."""
-    for node, before in reversed(moving):
-        before.append(node)
-
-
-def _write_segments(program: Program) -> None:
-    """Gives the segments their nodes in the order of the graph."""
-    nodes = program.ops()
-    program.segments = tuple(
-        replace(segment, nodes=tuple(next(nodes) for _ in segment.nodes)) for segment in program.segments
-    )
 
 
 class _Pieces:
@@ -124,7 +91,7 @@ class _Pieces:
                     self._note_arrived(node, value)
                 elif not weight_name(value):
                     self._note_value(node, value)
-        for node, before in _moving(self.program):
+        for node, before in moving(self.program):
             if before.op != "placeholder":
                 self._note_value(before, source_of(node))
 

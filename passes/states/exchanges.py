@@ -2,7 +2,8 @@
 
 The kind of an exchange follows from the two states. The bytes are those of the boxes that `landings` has devices send,
 without the boxes: states are compared by the million. Each device sends what another one lacks, straight to it: of a
-sum each device gets the terms of its part, and where all need all of it, sends its part of the sum on.
+sum each device gets the terms of its part, and where all need all of it, sends its part of the sum on; of a small one
+it gets all terms, so that nothing is sent on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from functools import cached_property
 from ...compiler.devices.device import Device
 from ...compiler.devices.speeds import Speeds
 from ...compiler.ir.state import PARTIAL, WHOLE, Halo, Parted, Range, Split, State
-from .shares import parts_of_sum
+from .shares import parts_of_sum, state_of_sum
 
 LATENCY = 3e-5
 """The seconds that an exchange takes beside its bytes: devices wait for one another, and several copies start."""
@@ -52,13 +53,13 @@ class Group:
     def _way(self, one: Device, other: Device) -> tuple[float, tuple[str, ...]]:
         return self.speeds.crossing(one, other), tuple(self.speeds.lanes(one, other))
 
-    def seconds(self, flow: Flow) -> float:
-        """The time in which all is sent at once: of the device, or the shared root, that takes longest."""
+    def seconds(self, flow: Flow, exchanges: int = 1) -> float:
+        """The time in which all is sent: of the device, or the shared root, that takes longest, and to begin."""
         taken: dict[object, float] = defaultdict(float)
         for (one, other), (rate, lanes) in self.rates.items():
             for lane in (("from", one), ("to", other), *lanes):
                 taken[lane] += flow[one][other] / rate
-        return self.latency + max(taken.values(), default=0.0) if any(map(any, flow)) else 0.0
+        return exchanges * self.latency + max(taken.values(), default=0.0) if any(map(any, flow)) else 0.0
 
 
 def kind_of(source: State, target: State) -> str:
@@ -79,6 +80,12 @@ def can_change(source: State, target: State) -> bool:
     return source == target or (target != PARTIAL and not isinstance(source, Halo))
 
 
+def exchanges_of(group: Group, source: State, target: State, shape: Sequence[int], itemsize: int) -> int:
+    """How many exchanges follow one another: parts of a sum that is not small are added up, and then gathered."""
+    is_in_parts = shape and (source, target) == (PARTIAL, WHOLE) and state_of_sum(shape, itemsize, len(group)) != WHOLE
+    return 2 if is_in_parts else 1
+
+
 def flow_of(group: Group, source: State, target: State, shape: Sequence[int], itemsize: int) -> Flow:
     """The bytes that devices send one another of a tensor that is to be in another state."""
     count, total = len(group), itemsize
@@ -93,6 +100,8 @@ def flow_of(group: Group, source: State, target: State, shape: Sequence[int], it
         )
     if not shape:
         return ((0,) * count,) * count  # of a sum without axes nobody has a part: it is no sum of terms
+    if (source, target) == (PARTIAL, WHOLE) and state_of_sum(shape, itemsize, count) == WHOLE:
+        return _apart(((total,) * count,) * count)
     split = next((one for one in (source, target) if isinstance(one, Parted)), parts_of_sum(shape, count))
     parts = _parts(split, total)
     if source == PARTIAL:

@@ -24,6 +24,7 @@ from ..rewrites.reorder import Reorder
 from ..rewrites.reuse import Reuse
 from ..simulate.memory import simulate
 from ..simulate.timeline import timeline
+from .arrange import Arrange
 from .exchanges import Group
 from .forms import forms_of
 from .share import share
@@ -129,15 +130,15 @@ def needs_of_states(program: Program, solution: Solution, headroom: int | None =
 
 def seconds_of_states(program: Program, solution: Solution) -> float:
     """The seconds of a call of a program in some states, by a schedule of a copy."""
-    return timeline(_lowered(program, solution), speeds_of(program.rig)).seconds
+    return timeline(_lowered(program, solution, Arrange()), speeds_of(program.rig)).seconds
 
 
-def _lowered(program: Program, solution: Solution) -> Program:
-    """A copy of a program in some states, lowered."""
+def _lowered(program: Program, solution: Solution, *more: Pass) -> Program:
+    """A copy of a program in some states, lowered after more passes."""
     trial = program.copy()
     names = {node.name: node for node in trial.graph.nodes}
     together(trial, {names[node.name]: _over(way, names) for node, way in solution.strategies.items()})
-    steps: tuple[Pass, ...] = (Cut(), Reuse(), Reorder(), Lower())
+    steps: tuple[Pass, ...] = (Cut(), Reuse(), Reorder(), *more, Lower())
     for step in steps:
         step.run(trial)
     return trial

@@ -21,7 +21,7 @@ from ...compiler.states.convolutions import NAMES as CONVOLUTIONS
 from ...compiler.states.strategy import Strategy, name_of
 from ...compiler.states.table import rule_of
 from ..simulate.cost import OpCost, cost_of
-from .exchanges import Flow, Group, can_change, flow_of
+from .exchanges import Flow, Group, can_change, exchanges_of, flow_of
 from .folding import Folded, Reading, Tensor, made_by, operands_of
 
 HEAVY = CONVOLUTIONS | {"linear", "quantized_linear", "matmul", "bmm", "scaled_dot_product_attention"}
@@ -123,7 +123,8 @@ class Problem:
         key = kind.sizes, kind.dtype, source, target
         if key not in self._known:
             flow = flow_of(self.group, source, target, kind.sizes, kind.dtype.itemsize)
-            self._known[key] = flow, self.group.seconds(flow)
+            exchanges = exchanges_of(self.group, source, target, kind.sizes, kind.dtype.itemsize)
+            self._known[key] = flow, self.group.seconds(flow, exchanges)
         return self._known[key]
 
     def state(self, choice: Choice, tensor: Tensor) -> State:

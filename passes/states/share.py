@@ -21,12 +21,12 @@ from ...compiler.ir.ops import RESHARD, SUM_TERMS, TERMS
 from ...compiler.ir.program import HERE, Program, place_node, state_of, tensors_of, value_of, weight_name
 from ...compiler.ir.slices import bounds_of
 from ...compiler.ir.split import is_shared
-from ...compiler.ir.state import PARTIAL, WHOLE, Split, State
+from ...compiler.ir.state import PARTIAL, WHOLE, Split, State, Whole
 from ...compiler.ir.value import TensorType, Value, filled_stride, flat
 from ...compiler.states.parts import members, terms_meet
 from ...compiler.states.strategy import Strategy, strategy
 from ...compiler.states.table import rule_of, tells_all
-from .shares import parts_of_sum
+from .shares import parts_of_sum, state_of_sum
 
 Choose = Callable[[Node], Strategy | None]
 """The strategy of an operation whose operands are in their states; without one, and if it cannot be, it is whole."""
@@ -131,23 +131,35 @@ class _Sharing:
         return found
 
     def _summed(self, value: Node, wanted: State) -> Node:
-        """The sum of the terms of a value, of which each device has a part; that which is wanted, if it is one."""
+        """The sum of the terms of a value, of which each device has a part; that which is wanted, if it is one.
+
+        A small one each device adds up itself, where all want it.
+        """
         known = self.made.get((value, PARTIAL))
-        if known is not None and not (isinstance(wanted, Split) and state_of(known) != wanted):
+        if known is not None and (state_of(known) in (WHOLE, wanted) or not isinstance(wanted, Split)):
             return known
         (tensor,) = tensors_of(value)
-        into = wanted if isinstance(wanted, Split) else parts_of_sum(tensor.sizes, len(self.group))
+        into = self._of_sum(tensor, wanted)
         has = [int(device in members(self.program, value)) for device in self.group]
         of_terms = Split(0, (bounds_of(sum(has), has),))
         terms = self._put(value, TERMS, (value, sum(has)), {}, f"{value.name}_terms")
         terms.meta["value"] = replace(tensor, shape=(sum(has), *tensor.shape), stride=(0, *tensor.stride), hint=())
         place_node(terms, group=self.group, states=((of_terms,),))
-        together = self._reshard(terms, Split(into.axis + 1, into.segments), value, f"{value.name}_together")
+        of_together = Split(into.axis + 1, into.segments) if isinstance(into, Split) else WHOLE
+        together = self._reshard(terms, of_together, value, f"{value.name}_together")
         found = self._put(value, SUM_TERMS, (together,), {}, f"{value.name}_sum")
         found.meta["value"] = replace(tensor, stride=filled_stride(tensor), storage=next(self.storages))
-        place_node(found, group=self.group, states=((into,),))
+        place_node(found, group=self.group, states=((into,),) if isinstance(into, Split) else ())
         self.made[value, PARTIAL], self.before[found] = found, self.before[value]
         return found
+
+    def _of_sum(self, tensor: TensorType, wanted: State) -> Split | Whole:
+        """What of a sum each device adds up."""
+        if isinstance(wanted, Split):
+            return wanted
+        if wanted == WHOLE:
+            return state_of_sum(tensor.sizes, tensor.dtype.itemsize, len(self.group))
+        return parts_of_sum(tensor.sizes, len(self.group))
 
     def _put(self, behind: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Node:
         """A node behind what was put behind another last."""

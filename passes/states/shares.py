@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from math import prod
 
 from ...compiler.ir.slices import Bounds, bounds_of
-from ...compiler.ir.state import Split
+from ...compiler.ir.state import WHOLE, Split, Whole
+
+SMALL_SUM = 2**16
+"""The most bytes of a sum, such as statistics of a norm, of which each device is sent all terms: fewer than cross in
+the time that another exchange takes to begin."""
 
 
 def cut_in_units(size: int, shares: Sequence[int], unit: int = 1) -> Bounds:
@@ -29,6 +34,14 @@ def parts_of_sum(sizes: Sequence[int], count: int) -> Split:
     """The part of a sum that each of some devices adds up before all of them get the whole: as much as any other."""
     axis = max(range(len(sizes)), key=lambda one: (min(sizes[one], count), -one))
     return Split(axis, (bounds_of(sizes[axis], [1] * count),))
+
+
+def state_of_sum(sizes: Sequence[int], itemsize: int, count: int) -> Split | Whole:
+    """What each of some devices adds up of a sum of which all want the whole.
+
+    Of a small one all of it: the terms cross once, and no parts after them. Else a part, as much as any other.
+    """
+    return WHOLE if prod(sizes) * itemsize <= SMALL_SUM else parts_of_sum(sizes, count)
 
 
 def _largest_remainders(count: int, shares: Sequence[int]) -> list[int]:

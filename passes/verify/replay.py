@@ -301,6 +301,6 @@ def _contents(snapshot: Snapshot) -> Iterator[tuple[Node, int]]:
 def _turns(snapshot: Snapshot) -> Iterator[tuple[Node, int]]:
     """The nodes in their order, each where its turn is: each round of a segment on one device after the other."""
     program = snapshot.program
-    for nodes in (one for segment in program.segments for one in rounds(segment.nodes)):
+    for nodes in (one for segment in program.segments for one in rounds(program, segment.nodes)):
         for device in members(program, nodes[0]):
             yield from ((node, snapshot.place(device)) for node in nodes)

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 from torch.fx import Node
 
+from ...compiler.ir.ops import TERMS
 from ...compiler.ir.program import placement_of, state_of, states_of, tensors_of
 from ...compiler.ir.slices import cover
 from ...compiler.ir.split import is_shared
 from ...compiler.ir.state import Split
-from ...compiler.states.parts import terms_meet
+from ...compiler.states.parts import members, terms_meet
 from ...compiler.states.table import strategy_of
 from .snapshot import Snapshot, Violation
 
@@ -57,11 +58,22 @@ def _why_not(snapshot: Snapshot, node: Node) -> str:
         return f"no rule has {', '.join(map(str, states_of(node)))} come of {given}"
     if not terms_meet(program, chosen):
         return "the terms that it takes are not of the same devices"
+    if node.target is TERMS and not _has_each_term_once(snapshot, node):
+        return "it has not one term of each device that has one, in their order"
     for one, state in chosen.operands.items():
         known = program.bounds.get(snapshot.weights[one].name) if one in snapshot.weights else None
         if known is not None and isinstance(state, Split) and (known,) != state.segments:
             return f"the weight %{one.name} is split otherwise"
     return ""
+
+
+def _has_each_term_once(snapshot: Snapshot, node: Node) -> bool:
+    """Whether each device that has a term of a sum is said to have one, and no other device, as many as are counted."""
+    (x, count), state, group = node.args, state_of(node), placement_of(node).group
+    (tensor,), having = tensors_of(node), members(snapshot.program, x)  # type: ignore[arg-type]
+    if not isinstance(state, Split) or not count == tensor.shape[0] == len(having):
+        return False
+    return [state.length(at) for at in range(len(group))] == [int(device in having) for device in group]
 
 
 def states(snapshot: Snapshot) -> Iterator[Violation]:

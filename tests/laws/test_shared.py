@@ -96,7 +96,11 @@ def values_of(node: Node) -> list[Node]:
 
 
 def shared(
-    name: str, shares: Sequence[int], chooser: Callable[[Program], Choose], mode: str = "free"
+    name: str,
+    shares: Sequence[int],
+    chooser: Callable[[Program], Choose],
+    mode: str = "free",
+    behind_cut: Sequence[Pass] = (),
 ) -> tuple[torch.nn.Module, dict[str, Any], Program]:
     """A module with its arguments, and its program over as many simulated devices as there are shares."""
     module, call = TINY[name].make(torch.float64)
@@ -111,6 +115,7 @@ def shared(
         Pin(),
         Share(chooser),
         Cut(),
+        *behind_cut,
         Lower(),
         Verify(),
     ]

@@ -6,10 +6,8 @@ import gc
 import os
 import random
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
@@ -17,12 +15,11 @@ from torch import nn
 from torch.fx import Node
 
 from dovetail.compiler.devices.rig import Rig
-from dovetail.compiler.errors import VerificationError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.boxes import Box, Landing
 from dovetail.compiler.ir.ops import TERMS
-from dovetail.compiler.ir.program import Program, place_node, placement_of, state_of, states_of
-from dovetail.compiler.ir.schedule import Allocate, Await, Copy, Run, Schedule, Step
+from dovetail.compiler.ir.program import Program, placement_of, state_of, states_of
+from dovetail.compiler.ir.schedule import Allocate, Await, Copy
 from dovetail.compiler.ir.split import assembles, is_shared, source_of
 from dovetail.compiler.ir.state import PARTIAL, WHOLE, Split, State
 from dovetail.compiler.states.strategy import Strategy
@@ -36,53 +33,13 @@ from dovetail.passes.placement.pin import Pin
 from dovetail.passes.verify.verifier import verify
 from testbed.sharing import Share
 
+from .broken import MOST, SUBJECTS, every, is_refused, moved, placed, some, subject
 from .test_shared import Chooser, shared
 
-MOST = 5
-"""So many places are broken in each way."""
 
-
-@pytest.fixture(scope="module")
-def program() -> Program:
-    seed, shares = f"mutants {os.environ['DOVETAIL_TEST_SEED']}", (3, 2, 1)
-    _, _, found = shared("FluxTransformer2DModel", shares, lambda _: Chooser(shares, seed))
-    verify(found)
-    return found
-
-
-def some(nodes: Iterator[Node] | list[Node]) -> list[Node]:
-    known = list(nodes)
-    return random.Random(os.environ["DOVETAIL_TEST_SEED"]).sample(known, min(MOST, len(known)))
-
-
-def is_refused(program: Program) -> bool:
-    try:
-        verify(program)
-    except VerificationError:
-        return True
-    return False
-
-
-@contextmanager
-def placed(node: Node, **changes: object) -> Iterator[None]:
-    before = node.meta["placement"]
-    place_node(node, **changes)
-    try:
-        yield
-    finally:
-        node.meta["placement"] = before
-
-
-def moved(state: State) -> State:
-    """The same split with one bound elsewhere, of a segment that has room for it."""
-    assert isinstance(state, Split)
-    for number, segment in enumerate(state.segments):
-        for at, ((start, middle), (_, stop)) in enumerate(pairwise(segment)):
-            other = middle - 1 if middle - 1 >= start else middle + 1 if middle + 1 <= stop else middle
-            if other != middle:
-                changed = (*segment[:at], (start, other), (other, stop), *segment[at + 2 :])
-                return Split(state.axis, (*state.segments[:number], changed, *state.segments[number + 1 :]))
-    return state
+@pytest.fixture(scope="module", params=SUBJECTS)
+def program(request: pytest.FixtureRequest) -> Program:
+    return subject(request.param)
 
 
 STATES: dict[str, tuple[Callable[[State], bool], Callable[[State], State]]] = {
@@ -98,7 +55,6 @@ def test_a_result_in_another_state_is_refused(
     program: Program, is_meant: Callable[[State], bool], broken: Callable[[State], State]
 ) -> None:
     nodes = some([one for one in program.ops() if is_shared(one) and any(map(is_meant, states_of(one)))])
-    assert nodes
     for node in nodes:
         states = tuple((broken(one) if is_meant(one) else one,) for one in states_of(node))
         with placed(node, states=states):
@@ -175,22 +131,6 @@ def test_a_program_goes_with_all_that_was_found_of_its_nodes() -> None:
         del found
     gc.collect()
     assert sum(one() is not None for one in graphs) <= 1, "PyTorch keeps what it traced last"
-
-
-def every(schedule: Schedule, change: Callable[[object], object | None]) -> Schedule:
-    """A schedule of which each instruction, and each step's, is what ``change`` gives; None drops it."""
-
-    def of_step(step: Step) -> Step:
-        awaits, sends, frees = (
-            tuple(new for one in some_of if (new := change(one)) is not None)
-            for some_of in (step.awaits, step.sends, step.frees)
-        )
-        return replace(step, awaits=awaits, sends=sends, frees=frees)
-
-    def of_item(one: object) -> object | None:
-        return replace(one, steps=tuple(map(of_step, one.steps))) if isinstance(one, Run) else change(one)
-
-    return Schedule(tuple(new for one in schedule if (new := of_item(one)) is not None))  # type: ignore[misc]
 
 
 def shifted(copy: Copy) -> Copy:

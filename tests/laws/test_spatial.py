@@ -64,6 +64,15 @@ def test_an_encoder_that_is_split_unevenly_is_the_whole(name: str, shares: tuple
     assert found.sent == found.planned
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", drawn(DECODERS, 1))
+def test_what_statistics_take_beside_values_is_planned(name: str, dtype: torch.dtype) -> None:
+    """The largest moment of a decoder is a norm's, where nothing else holds as much; short floats are made longer."""
+    module, call = enlarged(name, dtype, (16, 8))
+    found = run(module, call, split(module, call, (2, 1)))
+    assert found.measured == found.predicted
+
+
 @pytest.fixture(scope="module")
 def program() -> Program:
     module, call = enlarged("AutoencoderKL-decode", torch.float64, (16, 8))

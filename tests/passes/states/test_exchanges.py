@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import accumulate, pairwise, product
 from math import prod
+from unittest.mock import patch
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 from dovetail.compiler.ir.boxes import landings
 from dovetail.compiler.ir.slices import bounds_of
 from dovetail.compiler.ir.state import PARTIAL, WHOLE, Split, State
-from dovetail.passes.states.exchanges import Flow, can_change, flow_of
-from dovetail.passes.states.shares import parts_of_sum
+from dovetail.passes.states import shares as shares_of
+from dovetail.passes.states.exchanges import Flow, can_change, exchanges_of, flow_of
 
 from .groups import group
 
@@ -64,6 +65,16 @@ def test_two_equal_devices_send_all_of_a_value_to_reduce_it_and_half_of_it_to_ga
     assert [sum(row) for row in gathered] == [24, 24]
 
 
+def test_a_sum_that_is_not_small_takes_two_exchanges_to_begin() -> None:
+    two, halves = group(1, 1, latency=1.0), Split(0, (bounds_of(4, (1, 1)),))
+    changes = (PARTIAL, WHOLE), (PARTIAL, halves), (halves, WHOLE)
+    assert [exchanges_of(two, *change, SHAPE, 2) for change in changes] == [1, 1, 1]
+    with patch.object(shares_of, "SMALL_SUM", 0):
+        assert [exchanges_of(two, *change, SHAPE, 2) for change in changes] == [2, 1, 1]
+    flow = flow_of(two, PARTIAL, WHOLE, SHAPE, 2)
+    assert two.seconds(flow, 2) == two.seconds(flow) + 1.0
+
+
 def test_nothing_is_sent_of_what_all_have_and_nothing_becomes_terms() -> None:
     flow = flow_of(group(1, 1), WHOLE, Split(0, (bounds_of(4, (1, 1)),)), SHAPE, 2)
     assert not any(map(any, flow))
@@ -112,16 +123,21 @@ def test_bytes_by_formula_are_those_of_the_boxes_that_are_sent(
     assert flow == (expected if source != target else ((0,) * len(shares),) * len(shares))
 
 
-@given(_changes())
+@given(_changes(), st.sampled_from([0, shares_of.SMALL_SUM]))
 def test_the_bytes_of_a_sum_are_those_of_its_terms_and_of_its_parts(
-    change: tuple[list[int], tuple[int, ...], State, State],
+    change: tuple[list[int], tuple[int, ...], State, State], small: int
 ) -> None:
-    """Each device has a term, one behind another, and is sent what is its part of each; then parts go to all."""
+    """Each device has a term, one behind another, and is sent what is its part of each; then parts go to all.
+
+    Of a small sum each is sent all terms, and nothing after them.
+    """
     shares, shape, _, target = change
-    count = len(shares)
-    into = target if isinstance(target, Split) else parts_of_sum(shape, count)
-    terms = Split(0, (tuple(pairwise(range(count + 1))),))
-    together = _landed(terms, Split(into.axis + 1, into.segments), (count, *shape), count, 4)
-    after = _landed(into, target, shape, count, 4) if target == WHOLE else ((0,) * count,) * count
-    expected = tuple(tuple(map(sum, zip(*rows, strict=True))) for rows in zip(together, after, strict=True))
-    assert flow_of(group(*shares), PARTIAL, target, shape, 4) == expected
+    count, terms = len(shares), Split(0, (tuple(pairwise(range(len(shares) + 1))),))
+    with patch.object(shares_of, "SMALL_SUM", small):
+        into = target if isinstance(target, Split) else shares_of.state_of_sum(shape, 4, count)
+        flow = flow_of(group(*shares), PARTIAL, target, shape, 4)
+    parted = Split(into.axis + 1, into.segments) if isinstance(into, Split) else WHOLE
+    together = _landed(terms, parted, (count, *shape), count, 4)
+    is_sent_on = target == WHOLE and into != WHOLE
+    after = _landed(into, target, shape, count, 4) if is_sent_on else ((0,) * count,) * count
+    assert flow == tuple(tuple(map(sum, zip(*rows, strict=True))) for rows in zip(together, after, strict=True))
