@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 
 from ..compiler.devices.device import Device
-from ..compiler.ir.program import Program, device_of, tensors_of, weight_name
+from ..compiler.ir.program import Program, tensors_of, weight_name
 from ..compiler.ir.schedule import (
     Allocate,
     Await,
@@ -129,8 +129,8 @@ def _issuer(one: Instruction) -> Device:
             return source
         case Release(load):
             return load.device
-        case Run() | Allocate() | Await() | Free():
-            return one.device
+        case Run(device=device) | Allocate(device=device) | Await(device=device) | Free(device=device):
+            return device
     raise ValueError(f"{one} is issued by no device")
 
 
@@ -141,10 +141,10 @@ def _made_by(one: Instruction) -> list[ValueRef]:
 
 
 def _read_by(one: Instruction) -> Iterator[tuple[ValueRef, Device]]:
-    """What an instruction reads, and on which device."""
-    if isinstance(one, Allocate) and one.like is not None:
-        yield one.like, device_of(one.like.node)
-    for step in one.steps if isinstance(one, Run) else ():
+    """What a run reads, and on which device."""
+    if not isinstance(one, Run):
+        return
+    for step in one.steps:
         for operand in step.node.all_input_nodes:
             if not weight_name(operand):
                 yield read_on(operand, one.device), one.device
