@@ -53,10 +53,11 @@ from .failures import explain, let_go
 from .in_place import Candidates, Layouts, Look, Settled, layouts_of
 from .listing import Listing, RunSource
 from .slots import Slots
-from .steps import Step, Values
+from .steps import Step, Steps, Values
 from .store.kept import KeptLoad
 from .store.source import WeightSource
 from .store.staging import StagedLoad
+from .threads import Threads, turns_of
 from .transport import InProcess, Transport
 
 
@@ -85,7 +86,8 @@ class Executor:
         self._looking = self.sources = self._generate(self._candidates)
         self._leaves: list[Any] = list(program.output.args[0])  # type: ignore[arg-type]
         self._outputs = self._output_slots()
-        self._steps: list[Step] | None = None
+        self._turns = turns_of(program, schedule)
+        self._steps: Steps | None = None
         self._source: WeightSource | None = None
 
     @property
@@ -139,15 +141,14 @@ class Executor:
         steps = self._steps  # last, for it leaves first: what is taken here belongs together
         assert steps is not None
         layouts = self._layouts(values)
-        found: list[Step] | None = settled.by_layout.get(layouts)
+        found: Steps | None = settled.by_layout.get(layouts)
         look = Look() if found is None else None
         values.extend([None] * (self._slots.size - len(values)))
         values.append(look)
         try:
             watched = call(self._program) if is_watched() else nullcontext()
             with self._slots_filled(source), torch.inference_mode(), watched:
-                for step in found or steps:
-                    step(values)
+                self._issue(found or steps, values)
         except Exception as error:
             explained = explain(error, self._program, {source.listing for source in self._listings.values()})
             let_go(values, error)
@@ -164,6 +165,14 @@ class Executor:
             constants[index] if index in constants else self._result(values, item)
             for index, item in enumerate(self._outputs)
         ]
+
+    def _issue(self, steps: Steps, values: Values) -> None:
+        """Carries out the steps, of each device on a thread of its own where devices work at once."""
+        if self._turns is not None:
+            Threads(self._turns, steps, values).run(self._program.main)
+            return
+        for step in steps.values():
+            step(values)
 
     def _slots_filled(self, source: WeightSource | None) -> AbstractContextManager[None]:
         """Slots for the weights that come and go in a call, if any come for one."""
@@ -184,7 +193,7 @@ class Executor:
             if settled is self._settled:
                 settled.keep(layouts, found, self._steps_in_place)
 
-    def _steps_in_place(self, found: frozenset[int]) -> list[Step]:
+    def _steps_in_place(self, found: frozenset[int]) -> Steps:
         self.sources = self._generate(self._candidates.choose(found))
         return self._steps_over(self.sources)
 
@@ -230,8 +239,9 @@ class Executor:
         given = {state.node: _Slot(slots[state]) for state in output.values}
         return [given.get(leaf, leaf) if isinstance(leaf, Node) else leaf for leaf in self._leaves]
 
-    def _steps_over(self, sources: Mapping[int, RunSource]) -> list[Step]:
-        return [step for index in range(len(self._schedule)) if (step := self._step(index, sources))]
+    def _steps_over(self, sources: Mapping[int, RunSource]) -> Steps:
+        """The steps by the number of their instruction, in order."""
+        return {index: step for index in range(len(self._schedule)) if (step := self._step(index, sources))}
 
     def _step(self, index: int, sources: Mapping[int, RunSource]) -> Step | None:
         """What carries out an instruction in a call; nothing for those that bind, and for inputs and outputs."""

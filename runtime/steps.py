@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from .transport import Coming, Send
 
 Values = list[Any]
 Step = Callable[[Values], None]
+Steps = Mapping[int, Step]
+"""Steps by the number of their instruction in the schedule, in its order."""
 
 
 class Parts:
