@@ -47,6 +47,11 @@ def _has_less_alive(one: Chain, other: Chain) -> bool:
     return any(now.live < then.live for now, then in parts)
 
 
+def _on_any_devices(load: Load) -> Load:
+    """A component that no group of devices computes together though that was asked: what was refused is by layers."""
+    return load.by_layers if load.asked.seeks_group else load
+
+
 def explained(
     refused: DoesNotFitError,
     members: Mapping[str, Member],
@@ -69,12 +74,13 @@ def explained(
     roles = {name: member.role for name, member in members.items()}
 
     def loads_at(some: DryRun) -> list[Load]:
-        return loads_of(members, calls_of(some), eased(request, roles))
+        return [_on_any_devices(load) for load in loads_of(members, calls_of(some), eased(request, roles))]
 
     def chunked() -> Iterator[list[Load]]:
         for count in COUNTS:
             more = {load.name: max(count, load.asked.chunks) for load in loads}
-            changed = loads_of(members, calls_of(run), with_chunks(eased(request, roles), more, roles))
+            found = loads_of(members, calls_of(run), with_chunks(eased(request, roles), more, roles))
+            changed = list(map(_on_any_devices, found))
             yield [one for one, whole in zip(changed, loads, strict=True) if _has_less_alive(one.chain, whole.chain)]
 
     def trial_of(some: DryRun) -> Trial:

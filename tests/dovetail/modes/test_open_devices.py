@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import dovetail
-from dovetail.compiler.errors import DovetailError
+from dovetail.compiler.errors import DoesNotFitError
 from dovetail.compiler.ir.program import Program
 from dovetail.passes.states.states import split_mode_of
 from dovetail.pipelines.dryrun import DryPipeline
@@ -143,7 +143,12 @@ def test_halves_of_guidance_find_their_devices() -> None:
     assert settings["--split-mode"] == "diffusion=batch"
 
 
-def test_what_fits_nowhere_is_refused_with_ways_out() -> None:
+def test_what_fits_nowhere_is_refused_with_the_ways_out_that_there_are_without_a_mode() -> None:
     pipe, call = flux()
-    with pytest.raises(DovetailError, match="does not fit"):
-        programs(pipe, {"rig": "sim0=8KiB,sim1=8KiB,cpu=16KiB", "split_mode": "diffusion=sequence"}, call)
+    told = []
+    for modes in ({}, {"split_mode": "diffusion=sequence"}):
+        with pytest.raises(DoesNotFitError, match="does not fit") as refused:
+            programs(pipe, {"rig": ROOMY, "max_vram": "sim0=60KiB,sim1=60KiB,cpu=100KiB", **modes}, call)
+        told.append(str(refused.value))
+    assert told[0] == told[1]
+    assert "what fits, best first" in told[0]
