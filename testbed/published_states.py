@@ -8,6 +8,7 @@ from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
 from dovetail.passes.rewrites.simplify import Simplify
 from dovetail.passes.states.exchanges import Group
+from dovetail.passes.states.interleaving import stack_turns
 from dovetail.passes.states.narrowing import narrow
 
 from .zoo.meta import FullSize
@@ -19,6 +20,7 @@ def traced(entry: FullSize) -> Program:
     program = trace(module, (), call)
     Simplify().run(program)
     narrow(program)
+    stack_turns(program)
     return program
 
 

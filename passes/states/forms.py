@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from ...compiler.ir.program import Program
 from .group_statistics import take_group_norms_apart
+from .interleaving import stack_turns
 from .narrowing import narrow
 from .statistics import take_norms_apart
 
@@ -18,6 +19,7 @@ def forms_of(program: Program, mode: str, shares: Sequence[int]) -> Iterator[Pro
     """Copies of a program, each in a form that a mode may have; of several the states say which takes least."""
     form = program.copy()
     narrow(form)
+    stack_turns(form)
     if mode == "spatial":
         take_group_norms_apart(form)
     yield form

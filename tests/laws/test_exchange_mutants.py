@@ -272,7 +272,9 @@ def a_term_twice(program: Program) -> Broken:
         assert isinstance(state, Split)
         (a, b), (_, d), *others = state.segments[0]
         twice = ((a, d), (d, d)) if b > a else ((a, a + 1), (a + 1, d))
-        yield terms.name, placed(terms, states=((Split(0, ((*twice, *others),)),),))
+        other = Split(0, ((*twice, *others),))
+        if other != state:  # as where the second member has none
+            yield terms.name, placed(terms, states=((other,),))
         for more in (-1, 1):
             yield terms.name, counted(terms, more)
 
