@@ -133,7 +133,7 @@ class _Tries:
 
     def _lowered(self, solution: Solution, alone: float | None) -> Fitted:
         """States with what they take by the schedule of a copy."""
-        trial = _in_states(self._program, solution)
+        trial = _in_states(self._program, solution.strategies)
         needs = _needs(trial, self._headroom)
         seconds = 0.0 if alone is None else timeline(trial, speeds_of(trial.rig)).seconds
         return Fitted(self._program.graph, solution, needs, alone, seconds)
@@ -151,6 +151,13 @@ def group_of(program: Program, shares: Sequence[float] = ()) -> Group:
     return Group(program.devices, tuple(one // least for one in offers), speeds)
 
 
+def needs_of_states(
+    program: Program, strategies: Mapping[Node, Strategy], headroom: int | None = None
+) -> dict[Device, Need]:
+    """What each device of a program needs where all compute it in some states, by a schedule of a copy."""
+    return _needs(_in_states(program, strategies), headroom)
+
+
 def _needs(trial: Program, headroom: int | None) -> dict[Device, Need]:
     """What each device needs of a lowered program that all compute."""
     needs = {
@@ -160,11 +167,11 @@ def _needs(trial: Program, headroom: int | None) -> dict[Device, Need]:
     return with_others(trial, on_main(trial), needs)
 
 
-def _in_states(program: Program, solution: Solution) -> Program:
+def _in_states(program: Program, strategies: Mapping[Node, Strategy]) -> Program:
     """A copy of a program in some states, lowered."""
     trial = program.copy()
     names = {node.name: node for node in trial.graph.nodes}
-    together(trial, {names[node.name]: _over(way, names) for node, way in solution.strategies.items()})
+    together(trial, {names[node.name]: _over(way, names) for node, way in strategies.items()})
     steps: tuple[Pass, ...] = (Cut(), Reuse(), Reorder(), Lower())
     for step in steps:
         step.run(trial)
