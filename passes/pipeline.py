@@ -36,7 +36,8 @@ from .rewrites.reorder import Reorder
 from .rewrites.reuse import Reuse
 from .rewrites.simplify import Simplify
 from .states.arrange import Arrange
-from .states.states import States
+from .states.kept import KeptStates
+from .states.states import States, split_mode_of
 
 logger = logging.getLogger(__name__)
 
@@ -138,6 +139,16 @@ def lowered(
 def with_assignment(steps: Sequence[Pass], assignment: Assignment) -> list[Pass]:
     """Passes of which those that would decide where weights are place them as assigned instead."""
     return [Assign(assignment, one.headroom) if isinstance(one, (Place, Rows)) else one for one in steps]
+
+
+def as_planned(steps: Sequence[Pass], plan: Program, assignment: Assignment) -> list[Pass]:
+    """Passes of which those that would decide where weights are, or in which states values are, take it from a plan.
+
+    ``assignment`` is what the plan has each weight get.
+    """
+    mode = split_mode_of(plan)
+    kept = [KeptStates(one, plan) if isinstance(one, States) and one.mode == mode else one for one in steps]
+    return with_assignment(kept, assignment)
 
 
 def register(step: type[P]) -> type[P]:

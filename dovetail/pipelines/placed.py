@@ -29,7 +29,7 @@ from ..fitting.asked import leaves_devices_open
 from ..lora.adapters import plain_name
 from ..passes.infra.base import Pass
 from ..passes.infra.manager import Callback, PassManager
-from ..passes.pipeline import default_passes, parse_passes, with_assignment
+from ..passes.pipeline import default_passes, parse_passes
 from ..planning.draft import Draft
 from ..planning.phases import Phases, let_tables_go, phase_of
 from ..planning.planner import Planner
@@ -350,12 +350,12 @@ class PlacedPipeline(Deciding):
         given = parse_passes(self._passes) if isinstance(self._passes, str) else self._passes
         mode = "layer" if decided.sites.settled else plan.mode
         steps = given or default_passes(plan.shares, split_mode=mode, chunk=plan.chunks, inductor=plan.inductor)
-        kept = self._plans and self._plans.assignment(component.name, traced, plan.residency)
+        kept = self._plans and self._plans.passes(steps, component.name, traced, plan.residency)
 
         def run(program: Program) -> Program:
             if not keeps:
                 let_tables_go(program)
-            return PassManager(with_assignment(steps, kept) if kept else steps, self._callbacks).run(program)
+            return PassManager(kept or steps, self._callbacks).run(program)
 
         is_own = not (given or kept or self._callbacks or plan.inductor)  # passes of others may do more than lower
         how = tuple(steps), keeps

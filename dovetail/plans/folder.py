@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,9 @@ from ..compiler.ir.signature import Signature, TensorLeaf, is_same
 from ..compiler.ir.structure import is_leaf, show_structure
 from ..compiler.spec.residency import Residency
 from ..conventions.spellings import Settings
-from ..passes.placement.assignment import Assigned, Assignment
+from ..passes.infra.base import Pass
+from ..passes.pipeline import as_planned
+from ..passes.placement.assignment import Assigned
 from ..passes.rewrites.chunk import chunks_of
 from ..passes.states.states import split_mode_of
 from .reading import read_plan
@@ -82,14 +84,16 @@ class Plans:
             found["chunk"] = {name: count for count, name in chunks if count > 1} or None  # the most of a component
         return found
 
-    def assignment(self, component: str, traced: Program, residency: Residency) -> Assignment | None:
-        """What a traced call's weights get by the plan of it; None, which is said with the reason, where none fits."""
+    def passes(
+        self, steps: Sequence[Pass], component: str, traced: Program, residency: Residency
+    ) -> Sequence[Pass] | None:
+        """Passes that place a traced call by the plan of it; None, which is said with the reason, where none fits."""
         reasons = []
         for plan in (one for one in self._plans if one.component == component):
             why = _why_not(plan.program, traced, residency)
             if not why:
                 logger.info("%s is placed by the plan %s", component, plan.path)
-                return dict(_assigned(plan.program, traced))
+                return as_planned(steps, plan.program, dict(_assigned(plan.program, traced)))
             reasons.append(f"in {plan.path.name} {why}")
         problem = "; ".join(reasons) or "there is no plan of it"
         self._tell(f"no plan in {self.place} is used for a call of {component}: {problem}: it is placed anew")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import gcd
 
 from torch.fx import Graph, Node
@@ -27,9 +28,10 @@ from ..simulate.timeline import timeline
 from .arrange import Arrange
 from .exchanges import Group
 from .forms import forms_of
+from .modes import Limits
 from .share import share
 from .solution import NotPossible, Solution
-from .solve import solve
+from .solve import Solver, solver_of
 
 _TRIES = 6  # of less room, each with what the one before turned out to need
 _FINE = 16  # so many steps between the shares of devices that differ in speed
@@ -40,13 +42,15 @@ _FREE = 1e15  # bytes a second of links that are to cost nothing
 class Fitted:
     """States, what each device needs of memory under them, and how long one device takes if that is less.
 
-    ``graph`` has the operations whose states they are: those of the program in one of its forms.
+    ``graph`` has the operations whose states they are: those of the program in one of its forms. ``seconds`` are those
+    of a call by its schedule, where one device takes less by what is predicted of operations.
     """
 
     graph: Graph
     solution: Solution
     needs: Mapping[Device, Need]
     alone: float | None = None
+    seconds: float = 0.0
 
 
 def fitted(
@@ -70,7 +74,7 @@ def quickest(program: Program, mode: str, shares: Sequence[float] = ()) -> Fitte
     if reason:
         return NotPossible(mode, reason)
     group = group_of(program, shares)
-    each = [_solved(form, group, mode) for form in forms_of(program, mode, group.shares)]
+    each = [_Tries(form, group, mode).quickest() for form in forms_of(program, mode, group.shares)]
     fitting = [one for one in each if isinstance(one, Fitted)]
     return min(fitting, key=lambda one: one.solution.account.seconds) if fitting else each[0]
 
@@ -83,19 +87,17 @@ def seconds_of(program: Program, found: Fitted) -> float:
     """
     if found.alone is None:
         return found.solution.account.seconds
-    form = replace(program, graph=found.graph)
-    return seconds_of_states(form, found.solution)
+    return seconds_of_states(replace(program, graph=found.graph), found.solution.strategies)
 
 
 def _fitted(program: Program, group: Group, mode: str, headroom: int | None) -> Fitted | NotPossible:
     """The first states of a form of a program that fit, or those that lack least."""
-    free, best = program.rig.free, None
+    free, best, tries = program.rig.free, None, _Tries(program, group, mode, headroom)
     room = [free[device] for device in group.devices]
     for _ in range(_TRIES):
-        found = _solved(program, group, mode, room)
-        if isinstance(found, NotPossible):
-            return best or _without_room(program, group, mode, headroom, found)
-        one = replace(found, needs=needs_of_states(program, found.solution, headroom))
+        one = tries.within(tuple(room))
+        if isinstance(one, NotPossible):
+            return best or tries.without_room(one)
         best = one if best is None or excess(one.needs, free) < excess(best.needs, free) else best
         over = {device: need.total - free[device] for device, need in one.needs.items()}
         if max(over.values()) <= 0:
@@ -104,6 +106,64 @@ def _fitted(program: Program, group: Group, mode: str, headroom: int | None) -> 
             break  # each device holds all weights, whatever is chosen
         room = [max(0, had - max(0, over[device])) for had, device in zip(room, group.devices, strict=True)]
     return best or NotPossible(mode, "no states fit")
+
+
+class _Tries:
+    """Solves a form of a program for one room after another, and lowers a copy in each states that are found, once."""
+
+    def __init__(self, program: Program, group: Group, mode: str, headroom: int | None = None) -> None:
+        self._program, self._headroom = program, headroom
+        self._solver = solver_of(program, group, mode)
+        self._known: dict[object, Fitted] = {}
+
+    def within(self, room: Limits) -> Fitted | NotPossible:
+        """The states for which there is room, with what devices need by a schedule, which may be more."""
+        found = self._solved(room)
+        if isinstance(found, NotPossible):
+            return found
+        solution, alone = found
+        key = str(solution), alone
+        if key not in self._known:
+            self._known[key] = self._lowered(solution, alone)
+        return self._known[key]
+
+    def quickest(self) -> Fitted | NotPossible:
+        """The states of least seconds, of which nothing is lowered."""
+        found = self._solved(())
+        return found if isinstance(found, NotPossible) else Fitted(self._program.graph, found[0], {}, found[1])
+
+    def without_room(self, why: NotPossible) -> Fitted | NotPossible:
+        """The states that would be taken if there were room, by which it is said what is lacking."""
+        found = self.within(())
+        return why if isinstance(found, NotPossible) else found
+
+    def _solved(self, room: Limits) -> tuple[Solution, float | None] | NotPossible:
+        """States, and the seconds of one device if these are less.
+
+        Where splitting nothing takes least, they are those that one takes where exchanges cost nothing.
+        """
+        found = self._solver.solved(room)
+        if isinstance(found, NotPossible):
+            return found
+        if _splits(found):
+            return found, None
+        other = self._at_no_cost.solved(room)
+        if isinstance(other, NotPossible):
+            return other
+        if not _splits(other):
+            reason = "none of its operations can be split so, or devices have no shares in them"
+            return NotPossible(other.mode, reason)
+        return other, found.account.seconds
+
+    @cached_property
+    def _at_no_cost(self) -> Solver:
+        return self._solver.over(_as_if_free(self._solver.posed.problem.group))
+
+    def _lowered(self, solution: Solution, alone: float | None) -> Fitted:
+        """States with what they take by the schedule of a copy."""
+        needs = needs_of_states(self._program, solution.strategies, self._headroom)
+        seconds = 0.0 if alone is None else seconds_of_states(self._program, solution.strategies)
+        return Fitted(self._program.graph, solution, needs, alone, seconds)
 
 
 def group_of(program: Program, shares: Sequence[float] = ()) -> Group:
@@ -118,9 +178,11 @@ def group_of(program: Program, shares: Sequence[float] = ()) -> Group:
     return Group(program.devices, tuple(one // least for one in offers), speeds)
 
 
-def needs_of_states(program: Program, solution: Solution, headroom: int | None = None) -> dict[Device, Need]:
+def needs_of_states(
+    program: Program, strategies: Mapping[Node, Strategy], headroom: int | None = None
+) -> dict[Device, Need]:
     """What each device of a program needs where all compute it in some states, by a schedule of a copy."""
-    trial = _lowered(program, solution)
+    trial = _in_states(program, strategies)
     needs = {
         device: Need(one.weights + one.staged, _values(one.values + one.scratch, headroom), node=one.node)
         for device, one in simulate(trial).items()
@@ -128,16 +190,16 @@ def needs_of_states(program: Program, solution: Solution, headroom: int | None =
     return with_others(trial, on_main(trial), needs)
 
 
-def seconds_of_states(program: Program, solution: Solution) -> float:
+def seconds_of_states(program: Program, strategies: Mapping[Node, Strategy]) -> float:
     """The seconds of a call of a program in some states, by a schedule of a copy."""
-    return timeline(_lowered(program, solution, Arrange()), speeds_of(program.rig)).seconds
+    return timeline(_in_states(program, strategies, Arrange()), speeds_of(program.rig)).seconds
 
 
-def _lowered(program: Program, solution: Solution, *more: Pass) -> Program:
+def _in_states(program: Program, strategies: Mapping[Node, Strategy], *more: Pass) -> Program:
     """A copy of a program in some states, lowered after more passes."""
     trial = program.copy()
     names = {node.name: node for node in trial.graph.nodes}
-    together(trial, {names[node.name]: _over(way, names) for node, way in solution.strategies.items()})
+    together(trial, {names[node.name]: _over(way, names) for node, way in strategies.items()})
     steps: tuple[Pass, ...] = (Cut(), Reuse(), Reorder(), *more, Lower())
     for step in steps:
         step.run(trial)
@@ -170,29 +232,6 @@ def _why_not(program: Program) -> str:
     if len(program.devices) == 1:
         return f"it has one device, {program.main}"
     return "its sizes are dynamic" if program.symbols else ""
-
-
-def _solved(program: Program, group: Group, mode: str, room: Sequence[int] = ()) -> Fitted | NotPossible:
-    """States under a mode; those that one takes where exchanges cost nothing, if splitting nothing takes least."""
-    found = solve(program, group, mode, room=tuple(room))
-    if isinstance(found, NotPossible) or _splits(found):
-        return found if isinstance(found, NotPossible) else Fitted(program.graph, found, {})
-    other = solve(program, _as_if_free(group), mode, room=tuple(room))
-    if isinstance(other, NotPossible):
-        return other
-    if not _splits(other):
-        return NotPossible(mode, "none of its operations can be split so, or devices have no shares in them")
-    return Fitted(program.graph, other, {}, found.account.seconds)
-
-
-def _without_room(
-    program: Program, group: Group, mode: str, headroom: int | None, why: NotPossible
-) -> Fitted | NotPossible:
-    """The states that would be taken if there were room, by which it is said what is lacking."""
-    found = _solved(program, group, mode)
-    if isinstance(found, NotPossible):
-        return why
-    return replace(found, needs=needs_of_states(program, found.solution, headroom))
 
 
 def _splits(solution: Solution) -> bool:

@@ -54,6 +54,14 @@ class Posed:
     batch: int
     in_space: bool = False
 
+    def within(self, room: Limits) -> Posed:
+        """The same where devices have other room for weights and values together."""
+        return replace(self, room=room or (None,) * len(self.problem.group))
+
+    def over(self, group: Group) -> Posed:
+        """The same over devices of other speeds, whose shares are these."""
+        return replace(self, problem=Problem(self.problem.folded, group, self.problem.ways))
+
     def is_kept(self, account: Account) -> bool:
         """Whether each device has no more than it may have."""
         together = [held + alive for held, alive in zip(account.weights, account.alive, strict=True)]

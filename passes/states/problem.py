@@ -193,6 +193,11 @@ class Problem:
             if name_of(node) in HEAVY
         )
 
+    @cached_property
+    def largest(self) -> int:
+        """The bytes of values of a device at the operation at which they are most, if it had all of them."""
+        return max((_all_of(node, tensors) for node, tensors in self.steps), default=0)
+
     def alive(self, choice: Choice) -> tuple[int, ...]:
         """The bytes of values on each device at most."""
         most = [0.0] * len(self.group)
@@ -268,6 +273,11 @@ def _weights_read(folded: Folded, reading: Reading) -> Iterator[Node]:
     at = node.all_input_nodes.index(operand)
     for like in folded.likes[node]:
         yield like.all_input_nodes[at]
+
+
+def _all_of(node: Node, tensors: Iterable[Tensor]) -> int:
+    """The bytes of tensors, and of what an operation reads in another state beside them."""
+    return sum(tensors_of(maker)[at].nbytes for maker, at in tensors) + sum(map(_nbytes, operands_of(node)))
 
 
 def _nbytes(node: Node) -> int:

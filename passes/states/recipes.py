@@ -9,7 +9,7 @@ apart in space.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torch.fx import Node
@@ -41,7 +41,7 @@ class Recipe:
 
 
 def recipes(posed: Posed) -> Iterator[Recipe]:
-    """The recipes that a mode allows and whose weights devices have room for."""
+    """The recipes that a mode allows, whatever devices have room for."""
     problem = posed.problem
 
     def keeps(node: Node, at: int) -> bool:
@@ -57,16 +57,14 @@ def recipes(posed: Posed) -> Iterator[Recipe]:
     }
     for name, allowed in (apart if posed.in_space else kinds).items():
         choice = walked(problem, allowed, falls_back=posed.in_space)
-        if choice is None or not problem.is_possible(choice):
-            continue
-        account = problem.account(choice)
-        if posed.is_kept(account):
-            yield Recipe(name, choice, account)
+        if choice is not None and problem.is_possible(choice):
+            yield Recipe(name, choice, problem.account(choice))
 
 
-def best_recipe(posed: Posed) -> Recipe | None:
-    """The recipe of least seconds, if any is possible."""
-    return min(recipes(posed), key=lambda one: one.account.seconds, default=None)
+def best_recipe(posed: Posed, built: Iterable[Recipe] | None = None) -> Recipe | None:
+    """The recipe of least seconds whose bytes devices have room for, of all or of those that were built already."""
+    kept = (one for one in (recipes(posed) if built is None else built) if posed.is_kept(one.account))
+    return min(kept, key=lambda one: one.account.seconds, default=None)
 
 
 def walked(problem: Problem, allowed: Allowed, falls_back: bool = False) -> Choice | None:

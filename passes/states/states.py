@@ -22,7 +22,7 @@ from ...compiler.spec.modes import TOGETHER, check_kinds
 from ..infra.base import Change, Pass
 from ..placement.assignment import check_needs
 from ..placement.place import Place
-from .fitting import Fitted, fitted, seconds_of_states, together
+from .fitting import Fitted, fitted, together
 from .solution import NotPossible
 
 logger = logging.getLogger(__name__)
@@ -103,15 +103,12 @@ def _tell(name: str, mode: str, reason: str) -> None:
 
 def _tell_of_seconds(program: Program, mode: str, found: Fitted) -> None:
     """Says once what a mode takes where it is predicted to take longer than one device."""
-    if found.alone is None or (program.name, mode) in _TOLD:
-        return
-    seconds = seconds_of_states(program, found.solution)
-    if seconds <= found.alone:
+    if found.alone is None or found.seconds <= found.alone or (program.name, mode) in _TOLD:
         return
     _TOLD.add((program.name, mode))
     logger.warning(
         "%s is split by %s as asked (%s a call), though one device alone is predicted to be quicker (%s a call)",
-        program.name, mode, duration(seconds, SPREAD), duration(found.alone, SPREAD),
+        program.name, mode, duration(found.seconds, SPREAD), duration(found.alone, SPREAD),
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from dovetail.cache import answers, folder
 from dovetail.cache.answers import Answer, CannotBeKeptError, key_of, plain
 from dovetail.cli.opening.loading import Loading
 from dovetail.compiler.devices.rig import Rig
+from dovetail.passes.states.solve import Solver
 from tests.command_line import done
 
 RIG = ("--rig", "sim0=64MiB,sim1=48MiB,cpu=2GiB", "--steps", "2")
@@ -77,6 +78,30 @@ def test_what_is_asked_again_is_not_planned_again(cache: Path, model: str, plans
         )
         assert len(plans) == 1, f"{command} {form}"
         assert ("and kept since nothing has changed" in second) == (command != "show")
+
+
+@pytest.mark.parametrize("command", ["plan", "explain", "show"])
+def test_states_are_not_solved_for_again(
+    cache: Path, model: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = ("--rig", "sim0=8GiB,sim1=8GiB,cpu=8GiB")
+    words = (*rig, "--backend", "diffusion=sim0&sim1", "--split-mode", "diffusion=sequence")
+    solved: list[None] = []
+    own = Solver.solved
+
+    def counted(*args: object) -> object:
+        solved.append(None)
+        return own(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Solver, "solved", counted)
+    first = done(command, model, *words)
+    assert solved
+    solved.clear()
+    second = done(command, model, *words)
+    assert not solved
+    assert second.startswith(first.rpartition("\ndovetail")[0] if command == "plan" else first.rstrip())
+    done(command, model, *words, "--split-mode", "diffusion=tensor")
+    assert solved
 
 
 def _grow(model: str) -> None:

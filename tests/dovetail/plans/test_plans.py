@@ -13,7 +13,10 @@ import dovetail
 from dovetail.compiler.errors import PlanFileError, ProgramTextError, UsageError
 from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.text.plan_file import load_plan
+from dovetail.compiler.text.printer import print_program
 from dovetail.passes.rewrites.chunk import chunks_of
+from dovetail.passes.states.solve import Solver
+from dovetail.passes.states.states import split_mode_of
 from dovetail.plans.folder import Plans
 from testbed.pipelines.tiny_pipelines import flux
 from tests.command_line import done
@@ -200,3 +203,21 @@ def test_of_several_plans_of_a_component_the_most_chunks_count_whatever_their_or
     for name, chunk in (("unet", 2), ("unet.2", 4), ("unet.3", None), ("vae", None)):
         dovetail.compile(model, (x,), backend="sim0", chunk=chunk).save(tmp_path / f"{name}.json")
     assert Plans(tmp_path).completed({})["chunk"] == {"unet": 4}
+
+
+def test_states_of_plans_are_not_solved_for_again(
+    folder: Path, tmp_path: Path, traced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split = {"backend": {"diffusion": "sim0&sim1", "te": "sim0", "vae": "sim0"}, "split_mode": {"diffusion": "tensor"}}
+    wanted = dovetail.load_pipeline(folder, **split)
+    picture = painted(wanted)
+    words = ("--backend", "te=sim0,vae=sim0,diffusion=sim0&sim1", "--split-mode", "diffusion=tensor")
+    done("compile", str(folder), *words, "--size", "16", "-o", str(tmp_path))
+    traced.clear()
+    monkeypatch.setattr(Solver, "solved", None)  # which nobody calls
+    pipe = dovetail.load_pipeline(folder, plans=tmp_path)
+    assert torch.equal(painted(pipe), picture)
+    assert traced == []
+    (found,), (known,) = (one.dovetail.programs["transformer"] for one in (pipe, wanted))
+    assert print_program(found.program) == print_program(known.program)
+    assert split_mode_of(found.program) == "tensor"

@@ -1,0 +1,97 @@
+"""States are solved for as much room as devices have, quickly, and in the same way each time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from scipy import optimize
+
+from dovetail.compiler.devices.rig import Rig
+from dovetail.compiler.ir.program import Program
+from dovetail.passes.states import fitting
+from dovetail.passes.states.fitting import Fitted, fitted
+from dovetail.passes.states.model import Model
+from dovetail.passes.states.solution import NotPossible
+from dovetail.passes.states.solve import solve
+
+from .groups import Attention, Gated, Layers, group, traced
+
+
+def _placeable(nbytes: int) -> Program:
+    program = traced(Layers(Attention(8, 2, 16), Gated(128), Gated(128)), torch.randn(1, 256, 128))
+    program.rig = Rig.parse(f"sim0={nbytes // 1024}KiB,sim1={nbytes // 1024}KiB")
+    program.rig = Rig({device: one for device, one in program.rig.memory.items() if not device.is_host})
+    return program
+
+
+def _counted(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[str]:
+    """A list that grows by one with each call of a function."""
+    calls, real = [], getattr(owner, name)
+
+    def called(*args: object, **options: object) -> object:
+        calls.append(name)
+        return real(*args, **options)
+
+    monkeypatch.setattr(owner, name, called)
+    return calls
+
+
+@pytest.mark.parametrize("nbytes", [100_000, 600_000, 900_000, 1_200_000])
+@pytest.mark.parametrize("mode", ["tensor", "sequence"])
+def test_what_does_not_depend_on_room_is_built_once(nbytes: int, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = _placeable(nbytes)
+    built = _counted(monkeypatch, fitting, "solver_of")
+    lowered = _counted(monkeypatch, fitting, "_in_states")
+    solved = _counted(monkeypatch, Model, "solved")
+    found = fitted(program, mode)
+    assert isinstance(found, Fitted)
+    assert len(built) == 1
+    assert len(lowered) <= max(1, len(solved))
+
+
+def test_bytes_that_no_states_keep_to_are_refused_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched = _counted(monkeypatch, optimize, "milp")
+    program = traced(Gated(32), torch.randn(1, 16, 32))
+    for most, room in (((100, 100), ()), ((), (100, 100))):
+        found = solve(program, group(1, 1), "free", most, room)
+        assert isinstance(found, NotPossible)
+        assert "there are none" in found.reason
+    assert not searched
+
+
+_PRINTING = """
+import torch
+from dovetail.compiler.devices.rig import Rig
+from dovetail.compiler.errors import DoesNotFitError
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.text.printer import print_program
+from dovetail.passes.infra.manager import PassManager
+from dovetail.passes.pipeline import default_passes
+from testbed.zoo.everything import TINY
+module, call = TINY["WanTransformer3DModel"].make(torch.float32)
+for size in ("8GiB", "16KiB"):
+    program = trace(module, (), call)
+    program.rig = Rig.parse(f"sim0={size},sim1={size}")
+    try:
+        print(print_program(PassManager(default_passes(split_mode="tensor")).run(program)))
+    except DoesNotFitError as error:
+        print("refused:", error)
+"""
+
+
+def _printed(seed: str) -> str:
+    environment = {**os.environ, "PYTHONHASHSEED": seed}
+    return subprocess.run(
+        [sys.executable, "-c", _PRINTING], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_equal_programs_are_placed_by_equal_texts_in_every_process() -> None:
+    first = _printed("1")
+    assert first == _printed("2")
+    assert "states{mode=tensor" in first
+    assert "refused:" in first
