@@ -21,6 +21,7 @@ from dovetail.conventions.modes import Watching
 from dovetail.draw.graph.graphml import graphml
 from dovetail.explain.states import states_in_words
 from dovetail.passes.pipeline import default_passes, parse_passes
+from dovetail.passes.simulate.memory import simulate
 from dovetail.passes.states.states import split_mode_of
 from dovetail.plans.folder import Plans
 from dovetail.runtime import sim
@@ -320,3 +321,13 @@ def test_parts_land_in_memory_that_is_laid_out_as_they_are(is_last: bool) -> Non
         expected = module(x)
     assert here.seen == there.seen == {is_last}
     assert torch.allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", TOGETHER)
+def test_weights_come_within_a_budget_where_inputs_are_shared_out_at_once(mode: str) -> None:
+    whole = split(mode, params_backend="cpu")
+    least = max(usage.total for usage in simulate(whole.program).values())
+    compiled = split(mode, params_backend="cpu", max_vram=f"sim0={least}B,sim1={least}B")
+    assert is_close(compiled, mode)
+    assert split_mode_of(compiled.program) == mode
+    assert max(usage.total for usage in simulate(compiled.program).values()) <= least
