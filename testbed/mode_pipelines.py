@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL.Image import Image
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -149,7 +150,7 @@ def enlarged(call: Call, side: int) -> Call:
 def _side(value: Any) -> int:
     if isinstance(value, torch.Tensor) and value.dim() == 4 and value.shape[1] in (1, 3):
         return int(value.shape[-1])
-    return int(value.size[0]) if hasattr(value, "resize") and hasattr(value, "size") else 0
+    return int(value.size[0]) if isinstance(value, Image) else 0
 
 
 def _scaled(name: str, value: Any, factor: float) -> Any:
@@ -163,7 +164,7 @@ def _scaled(name: str, value: Any, factor: float) -> Any:
         return np.repeat(np.repeat(value, int(factor), 0), int(factor), 1)
     if isinstance(value, list):
         return [_scaled(name, one, factor) for one in value]
-    if hasattr(value, "resize") and hasattr(value, "size"):
+    if isinstance(value, Image):
         return value.resize([int(one * factor) for one in value.size])
     return value
 
