@@ -9,10 +9,10 @@ What may be computed in its operand's memory is looked at in the first call for 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -20,7 +20,7 @@ import torch
 from torch.fx import Node
 
 from ..compiler.devices.device import Device
-from ..compiler.ir.program import Program, weight_name
+from ..compiler.ir.program import Program, tensors_of, weight_name
 from ..compiler.ir.schedule import (
     Allocate,
     Await,
@@ -35,8 +35,8 @@ from ..compiler.ir.schedule import (
     Schedule,
     ValueRef,
 )
-from ..compiler.ir.split import type_on, zeros_on
-from ..compiler.ir.value import flat
+from ..compiler.ir.split import is_late, landings_of, source_of, type_on, zeros_on
+from ..compiler.ir.value import TensorType, flat, ordered_stride
 from ..compiler.ir.weight import Weight
 from ..compiler.states.parts import members, pieces, slot_bytes
 from . import causal_rows as causal_rows  # registers its kernel
@@ -278,7 +278,7 @@ class Executor:
         (found,) = flat(type_on(value.node, device))
         slot, zeros = self._slots.values[value, device], zeros_on(value.node, device)
         if like is None:
-            stride = [step for step in found.stride if isinstance(step, int)]
+            stride = self._stride_of_sent(value, device, found)
             return steps.allocate(slot, lambda values: found.sizes, found.dtype, device.torch, stride, zeros)
         other = self._slots.values[like, members(self._program, like.node)[0]]
         shape = [size if isinstance(size, int) else None for size in found.shape]
@@ -288,6 +288,23 @@ class Executor:
             return [known[axis] if size is None else size for axis, size in enumerate(shape)]
 
         return steps.allocate(slot, sizes, found.dtype, device.torch, zeros=zeros)
+
+    def _stride_of_sent(self, value: ValueRef, device: Device, kind: TensorType) -> Callable[[Values], Sequence[int]]:
+        """The strides of memory in which parts land: those of the part that the device has itself, if it has one.
+
+        Strides of a trace are a guess about kernels, and kernels that follow may round otherwise for other strides.
+        """
+
+        @cache
+        def strides(like: tuple[int | str, ...]) -> list[int]:
+            return [step for step in ordered_stride(kind.sizes, like) if isinstance(step, int)]
+
+        traced, sent = [step for step in kind.stride if isinstance(step, int)], source_of(value.node)
+        part = self._slots.values.get((ValueRef(sent), device))
+        has_own = is_late(self._program, value.node) and bool(landings_of(value.node, device, device))
+        if part is None or not has_own or 0 in tensors_of(sent)[0].stride:
+            return lambda values: traced
+        return lambda values: strides(values[part].stride())
 
     def _copy_step(self, copy: Copy) -> Step:
         origin = self._slots.values[copy.sent, copy.source]

@@ -107,19 +107,19 @@ def allocate(
     sizes: Callable[[Values], Sequence[int]],
     dtype: torch.dtype,
     device: torch.device,
-    stride: Sequence[int] | None = None,
+    stride: Callable[[Values], Sequence[int]] | None = None,
     zeros: Sequence[Box] = (),
 ) -> Step:
     """Sets memory aside, which holds nothing yet but some boxes of zeros.
 
-    ``sizes`` may look them up in other values, and is dense then.
+    ``sizes`` and ``stride`` may look them up in other values; it is dense without the latter.
     """
 
     def make(values: Values) -> None:
         if stride is None:
             values[slot] = torch.empty(sizes(values), dtype=dtype, device=device)
         else:
-            values[slot] = torch.empty_strided(sizes(values), stride, dtype=dtype, device=device)
+            values[slot] = torch.empty_strided(sizes(values), stride(values), dtype=dtype, device=device)
         for box in zeros:
             box.of(values[slot]).zero_()
 

@@ -4,8 +4,8 @@
 
 NAME is a device (`cuda0`), all accelerators that there are if left out; simulated ones (`sim0`) may be named to see
 what is asked. Everything is asked of the first device, and of all together where there are several. Exit code 1 if
-something does not hold, 2 if there is no accelerator. The checks are in testbed/gpu_checks.py;
-`pytest tests/gpu -m gpu` runs them as tests.
+something does not hold, 2 if there is no accelerator; what takes two devices is skipped where there is one. The checks
+are in testbed/gpu_checks.py and testbed/gpu_mode_checks.py; `pytest tests/gpu -m gpu` runs them as tests.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 
 from dovetail.compiler.devices.rig import Rig
 from testbed.gpu_checks import CHECKS, delays, torch_device
+from testbed.gpu_mode_checks import DELAYED, MODE_CHECKS, NotAsked
 
 
 def accelerators() -> list[str]:
@@ -44,10 +45,12 @@ def describe(names: Sequence[str]) -> str:
 def ask(names: Sequence[str], calls: int) -> int:
     """Runs the checks on a set of devices and prints a line for each; returns how many do not hold."""
     failed = 0
-    for check in CHECKS:
-        asked = functools.partial(check, calls=calls) if check is delays else check
+    for check in (*CHECKS, *MODE_CHECKS):
+        asked = functools.partial(check, calls=calls) if check in (delays, DELAYED) else check
         try:
             print(f"holds  {check.__name__:22} {asked(names)}", flush=True)
+        except NotAsked as reason:
+            print(f"skips  {check.__name__:22} {reason}", flush=True)
         except Exception as error:
             failed += 1
             print(f"FAILS  {check.__name__:22} {type(error).__name__}: {error}", flush=True)

@@ -235,7 +235,7 @@ class Count:
         value = source_of(node)
         (tensor,) = tensors_of(node)
         if assembles(node):
-            made = self.handing.get(value, self.begins[value])
+            made = self.handing.get(value, self.begins.get(value, 0))  # inputs are there before the first step
         else:
             is_sent_on = value.target in MOVING
             made = self.begins.get(first_reader(node), self.end) if is_sent_on else self.steps.get(value, 0)

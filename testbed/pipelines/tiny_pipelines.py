@@ -18,13 +18,12 @@ Made = tuple[Any, dict[str, Any]]
 def vae(latents: int = 4, **more: Any) -> Any:
     torch.manual_seed(1)
     return diffusers.AutoencoderKL(
-        block_out_channels=(8, 16),
         down_block_types=("DownEncoderBlock2D",) * 2,
         up_block_types=("UpDecoderBlock2D",) * 2,
         latent_channels=latents,
         norm_num_groups=4,
         sample_size=32,
-        **more,
+        **{"block_out_channels": (8, 16), **more},
     ).eval()
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from testbed.gpu import accelerators, groups
 from testbed.gpu_checks import CHECKS
+from testbed.gpu_mode_checks import MODE_CHECKS, NotAsked
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
@@ -16,3 +17,12 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_it_holds(check: Callable[[Sequence[str]], str], cards: Sequence[str]) -> None:
     print(check(cards))
+
+
+@pytest.mark.parametrize("cards", groups(accelerators()), ids=" and ".join)
+@pytest.mark.parametrize("check", MODE_CHECKS, ids=lambda check: check.__name__)
+def test_it_holds_where_devices_compute_together(check: Callable[[Sequence[str]], str], cards: Sequence[str]) -> None:
+    try:
+        print(check(cards))
+    except NotAsked as reason:
+        pytest.skip(str(reason))

@@ -18,10 +18,12 @@ from dovetail.compiler.spec.modes import ALIASES, TOGETHER
 from dovetail.compiler.states.parts import bytes_held
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
+from dovetail.conventions.modes import Watching
 from dovetail.draw.graph.graphml import graphml
 from dovetail.draw.outline.outline import outline
 from dovetail.explain.states import states_in_words
 from dovetail.passes.pipeline import default_passes, parse_passes
+from dovetail.passes.simulate.memory import simulate
 from dovetail.passes.states.states import split_mode_of
 from dovetail.plans.folder import Plans
 from dovetail.runtime import sim
@@ -305,3 +307,56 @@ def test_shares_of_a_pass_are_those_of_the_devices(shares: str) -> None:
     )
     with pytest.raises(UsageError, match=f"shares {shares} are not those of sim0, sim1"):
         dovetail.compile(stack("sequence"), (X,), backend="sim0&sim1", passes=steps)
+
+
+class Permuted(nn.Module):
+    """What attention yields, channels last, then normalized pictures, which PyTorch's kernel lays out plainly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.norm = nn.Linear(64, 64), nn.GroupNorm(8, 64)
+        self.convs = nn.ModuleList(nn.Conv2d(64, 64, 3, padding=1) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.mix(x.flatten(2).transpose(1, 2)).transpose(1, 2).reshape(x.shape) + x
+        for conv in self.convs:
+            x = conv(self.norm(x))
+        return x
+
+
+class Layouts(Watching):
+    """Notes which axes of convolved pictures lie together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[bool] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.conv2d.default or func is torch.ops.aten.convolution.default:
+            self.seen.add(args[0].is_contiguous(memory_format=torch.channels_last))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_parts_land_in_memory_that_is_laid_out_as_they_are(is_last: bool) -> None:
+    torch.manual_seed(0)
+    module, x = Permuted().eval(), PICTURES[:1]
+    if is_last:
+        module, x = module.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+    compiled = dovetail.compile(module, (x,), backend="sim0&sim1", split_mode="spatial")
+    with Layouts() as here:
+        found = compiled(x).cpu()
+    with Layouts() as there, torch.no_grad():
+        expected = module(x)
+    assert here.seen == there.seen == {is_last}
+    assert torch.allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", TOGETHER)
+def test_weights_come_within_a_budget_where_inputs_are_shared_out_at_once(mode: str) -> None:
+    whole = split(mode, params_backend="cpu")
+    least = max(usage.total for usage in simulate(whole.program).values())
+    compiled = split(mode, params_backend="cpu", max_vram=f"sim0={least}B,sim1={least}B")
+    assert is_close(compiled, mode)
+    assert split_mode_of(compiled.program) == mode
+    assert max(usage.total for usage in simulate(compiled.program).values()) <= least

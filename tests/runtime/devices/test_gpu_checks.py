@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dovetail.runtime.quantized import kernels
-from testbed import gpu, gpu_checks
+from testbed import gpu, gpu_checks, gpu_mode_checks
 
 pytestmark = pytest.mark.usefixtures("sim_devices")
 
@@ -35,6 +35,35 @@ def test_bits_of_a_layer_split_are_compared_with_eager(monkeypatch: pytest.Monke
         gpu_checks.layers(["sim0"])
 
 
+def test_copies_between_cards_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "2 pairs, 6 values each: direct" in gpu_mode_checks.peer_copies(["sim0", "sim1"])
+    right = gpu_mode_checks.start_copy
+    monkeypatch.setattr(gpu_mode_checks, "start_copy", lambda value, *more, **into: right(value * 2, *more, **into))
+    with pytest.raises(AssertionError, match="from sim:0 to sim:1"):
+        gpu_mode_checks.peer_copies(["sim0", "sim1"])
+
+
+def test_parts_are_computed_on_one_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "pictures equal bits" in gpu_mode_checks.parts_of_kernels(["sim0"])
+    monkeypatch.setattr(gpu_mode_checks, "_norm", lambda one: torch.nn.functional.group_norm(one, 8) + 1e-6)
+    with pytest.raises(AssertionError, match="a group norm's areas by parts"):
+        gpu_mode_checks.parts_of_kernels(["sim0"])
+
+
+def test_what_takes_two_cards_is_not_asked_of_one() -> None:
+    for check in gpu_mode_checks.MODE_CHECKS[1:]:
+        with pytest.raises(gpu_mode_checks.NotAsked, match=r"takes? two, and sim0 is alone"):
+            check(["sim0"])
+
+
+def test_bits_of_devices_together_are_compared_with_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "tensor: error" in gpu_mode_checks.near_float64("tensor", ["sim0", "sim1"])
+    right = gpu_mode_checks.result
+    monkeypatch.setattr(gpu_mode_checks, "result", lambda *given: right(*given) + 1e-5)
+    with pytest.raises(AssertionError, match=r"error .*one card's"):
+        gpu_mode_checks.near_float64("tensor", ["sim0", "sim1"])
+
+
 def test_something_is_done_before_each_operation_on_its_devices() -> None:
     seen: list[tuple[int, str, set[torch.device]]] = []
     with gpu_checks.Before(lambda *what: seen.append(what)):
@@ -52,7 +81,10 @@ def test_everything_holds_on_simulated_devices(
     monkeypatch.setattr(gpu, "groups", lambda names: [names])
     assert gpu.main([*cards, "--calls", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines[1:]] == [["holds", check.__name__] for check in gpu_checks.CHECKS]
+    several = (check for check in gpu_mode_checks.MODE_CHECKS if check is not gpu_mode_checks.parts_of_kernels)
+    skipped = set() if len(cards) > 1 else {check.__name__ for check in several}
+    names = [check.__name__ for check in (*gpu_checks.CHECKS, *gpu_mode_checks.MODE_CHECKS)]
+    assert [line.split()[:2] for line in lines[1:]] == [["skips" if one in skipped else "holds", one] for one in names]
 
 
 def test_a_machine_without_accelerators_is_told_so(

@@ -1,0 +1,324 @@
+"""A whole tiny pipeline of which one component is split under a mode, on simulated devices, judged call by call.
+
+Pictures are made larger than the pipelines' own, of 256 tokens where classes take them. Each call that the pipeline
+makes of the component is seen in eager, for some seeds; what the split component yields for the same arguments is
+compared with float64, beside what eager yields. Peaks and bytes are compared with those planned, and the same pipeline
+then paints a picture of another size, and several pictures at once.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import gc
+import inspect
+import logging
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from PIL.Image import Image
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import dovetail
+from dovetail.compiler.states.parts import crossing_bytes
+from dovetail.conventions.roles import role_of_module
+from dovetail.passes.states.states import split_mode_of
+from dovetail.runtime import sim
+
+from .pipelines.every_pipeline import EVERY_PIPELINE, result
+
+MODES = {"diffusion": ("tensor", "sequence", "batch"), "vae": ("spatial",)}
+SHARES = ((1, 1), (1, 0), (5, 3), (5, 3, 2), (1, 1, 1), (1, 1, 1, 1))
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+METHODS = ("forward", "decode", "encode")
+WORSE = 1.5
+"""So many times as far from float64 as eager may results be."""
+
+SIDE = 64
+"""Of a picture; the tiny pipelines' own have 8 to 32."""
+
+_ROOM = 2**33
+
+Call = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A pipeline of which a component is split under a mode, on as many devices as there are shares."""
+
+    name: str
+    component: str
+    mode: str
+    shares: tuple[int, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.component}={self.mode} {':'.join(map(str, self.shares))} {self.dtype}"
+
+
+@dataclass
+class Verdict:
+    """What was found of a cell: which calls were judged, the largest error beside eager's, and what is wrong."""
+
+    judged: list[str] = field(default_factory=list)
+    ratio: float = 0.0
+    is_split: bool = False
+    told: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """It as JSON has it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A call of a component, and what it yields in eager and in float64 (or in eager again, where that is not)."""
+
+    method: str
+    args: tuple[Any, ...]
+    kwargs: Call
+    eager: torch.Tensor
+    exact: torch.Tensor
+    is_exact: bool
+
+
+def cells(name: str, seed: int, count: int = 2) -> list[Cell]:
+    """So many of the modes of a pipeline's components, with shares and dtypes, drawn by a seed."""
+    choice, pipe = random.Random(f"{seed} {name}"), EVERY_PIPELINE[name]()[0]
+    modules = {key: one for key, one in pipe.components.items() if isinstance(one, nn.Module)}
+    asked = [(key, mode) for key, one in modules.items() for mode in MODES.get(role_of_module(key, one), ())]
+    chosen = choice.sample(asked, min(count, len(asked)))
+    kinds = ("fp32", "fp32", "bf16")
+    return [Cell(name, key, mode, choice.choice(SHARES), choice.choice(kinds)) for key, mode in chosen]
+
+
+def judge(cell: Cell) -> Verdict:
+    """Paints with the pipeline in eager and split, and says what was found."""
+    pipe, calls = prepared(cell)
+    seen = {what: list(_seen(pipe, cell, call, 5 if what == "picture" else 3)) for what, call in calls.items()}
+    verdict, count = Verdict(), len(cell.shares)
+    gc.collect()
+    sim.enable(dict.fromkeys(range(count), _ROOM))
+    before = [sim.stats(index).in_use for index in range(count)]
+    devices = "&".join(f"sim{index}" for index in range(count))
+    with _told(verdict.told):
+        dovetail.compile_pipeline(
+            pipe,
+            f"sim0,{cell.component}={devices}",
+            split_mode=f"{cell.component}={cell.mode}",
+            tensor_split=f"{cell.component}={':'.join(map(str, cell.shares))}",
+        )
+        with pipe.dovetail:
+            for what, call in calls.items():
+                _judge_call(verdict, what, pipe, cell, call, seen[what], before)
+            made = pipe.dovetail.programs.get(cell.component, [])
+            verdict.is_split = any(split_mode_of(one.program) == cell.mode for one in made)
+    return verdict
+
+
+def prepared(cell: Cell) -> tuple[Any, dict[str, Call]]:
+    """The pipeline in its dtype, and the calls that it takes in eager: one picture, another size, several."""
+    for scaled in (True, False):
+        pipe, call = EVERY_PIPELINE[cell.name]()
+        pipe.to(DTYPES[cell.dtype])
+        first = enlarged(call, SIDE) if scaled else call
+        if _is_taken(pipe, first):
+            break
+    else:
+        raise ValueError("eager takes no call in this dtype")
+    others = {"other size": enlarged(call, SIDE * 3 // 4), "several": _several(pipe, first)}
+    taken = {what: one for what, one in others.items() if _is_taken(pipe, one)}
+    return pipe, {"picture": first, **taken}
+
+
+def enlarged(call: Call, side: int) -> Call:
+    """A call for pictures of another side; pictures that it is given are scaled."""
+    sides = [call["height"]] if "height" in call else [_side(one) for one in call.values() if _side(one)]
+    if not sides:
+        return {}
+    factor = max(1, side // max(sides)) if side % max(sides) == 0 else side / max(sides)
+    return {name: _scaled(name, value, factor) for name, value in call.items()}
+
+
+def _side(value: Any) -> int:
+    if isinstance(value, torch.Tensor) and value.dim() == 4 and value.shape[1] in (1, 3):
+        return int(value.shape[-1])
+    return int(value.size[0]) if isinstance(value, Image) else 0
+
+
+def _scaled(name: str, value: Any, factor: float) -> Any:
+    if name in ("height", "width"):
+        return int(value * factor)
+    if isinstance(value, torch.Tensor) and value.dim() == 4 and value.shape[1] in (1, 3, 4):
+        found = nn.functional.interpolate(value, scale_factor=factor)
+        last = value.is_contiguous(memory_format=torch.channels_last)
+        return found.contiguous(memory_format=torch.channels_last) if last else found
+    if isinstance(value, np.ndarray) and value.ndim == 2:
+        return np.repeat(np.repeat(value, int(factor), 0), int(factor), 1)
+    if isinstance(value, list):
+        return [_scaled(name, one, factor) for one in value]
+    if isinstance(value, Image):
+        return value.resize([int(one * factor) for one in value.size])
+    return value
+
+
+def _several(pipe: Any, call: Call) -> Call:
+    """A call for two pictures at once."""
+    known = inspect.signature(type(pipe).__call__).parameters
+    counts = [name for name in known if name.startswith("num_") and name.endswith("_per_prompt")]
+    counts += [name for name in ("batch_size",) if name in known]
+    return {**call, counts[0]: 2} if counts else {}
+
+
+def _is_taken(pipe: Any, call: Call) -> bool:
+    if not call:
+        return False
+    try:
+        return bool(result(pipe, call))
+    except Exception:  # whatever eager refuses is not judged
+        return False
+
+
+def _seen(pipe: Any, cell: Cell, call: Call, seeds: int) -> Iterator[Seen]:
+    """The first call of each method of a component for each seed, as eager makes it."""
+    module = getattr(pipe, cell.component)
+    double = copy.deepcopy(module).double()
+    for seed in range(1, seeds + 1):
+        for method, (args, kwargs, eager) in _noted(pipe, module, call, seed).items():
+            is_exact, exact = True, eager
+            try:
+                with torch.no_grad():
+                    found = getattr(copy.deepcopy(double), method)(*_doubled(args), **_doubled(kwargs))
+                exact = tensors_in(found)
+            except RuntimeError:  # some classes have a dtype in their code
+                is_exact = False
+            yield Seen(method, args, kwargs, eager, exact, is_exact and bool(exact.isfinite().all()))
+
+
+def _noted(pipe: Any, module: Any, call: Call, seed: int) -> dict[str, tuple[Any, Any, torch.Tensor]]:
+    found: dict[str, tuple[Any, Any, torch.Tensor]] = {}
+
+    def noting(method: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            given = None if method in found else _cloned((args, kwargs))
+            yielded = function(*args, **kwargs)
+            if given is not None:
+                found[method] = (*given, tensors_in(_cloned(yielded)))
+            return yielded
+
+        return noted
+
+    methods = [method for method in METHODS if hasattr(module, method)]
+    for method in methods:
+        setattr(module, method, noting(method, getattr(module, method)))
+    try:
+        result(pipe, {**call, "generator": torch.Generator().manual_seed(seed)})
+    finally:
+        for method in methods:
+            delattr(module, method)
+    return found
+
+
+def _cloned(value: Any) -> Any:
+    return pytree.tree_map(lambda one: one.clone() if isinstance(one, torch.Tensor) else one, value)
+
+
+def _doubled(value: Any) -> Any:
+    def double(one: Any) -> Any:
+        return one.double() if isinstance(one, torch.Tensor) and one.is_floating_point() else one
+
+    return pytree.tree_map(double, value)
+
+
+def tensors_in(value: Any) -> torch.Tensor:
+    """All floats of what a component yields, one behind another, as float64; of distributions their parameters."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    leaves = [getattr(one, "parameters", one) for one in pytree.tree_leaves(value)]
+    floats = [one for one in leaves if isinstance(one, torch.Tensor) and one.is_floating_point()]
+    return torch.cat([one.detach().cpu().double().flatten() for one in floats])
+
+
+@contextmanager
+def _told(lines: list[str]) -> Iterator[None]:
+    """Notes what dovetail warns of modes."""
+
+    class Listening(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said = record.getMessage()
+            if ("cannot be split" in said or "split mode" in said or "by its parts" in said) and said not in lines:
+                lines.append(said)
+
+    handler, logger = Listening(logging.WARNING), logging.getLogger("dovetail")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+def _judge_call(
+    verdict: Verdict, what: str, pipe: Any, cell: Cell, call: Call, seen: Sequence[Seen], before: Sequence[int]
+) -> None:
+    """Paints, and compares the component's results, bytes and peaks."""
+    count = len(before)
+    planned = pipe.dovetail.plan(**call)
+    result(pipe, call)
+    gc.collect()
+    for index in range(count):
+        sim.reset_peak(index)
+    result(pipe, call)
+    peaks = {device: peak.total for device, peak in planned.peaks().items() if device.is_simulated} if planned else {}
+    measured = {device: sim.stats(device.index).peak - before[device.index] for device in peaks}
+    if planned is None or measured != peaks:
+        verdict.wrong.append(f"{what}: peaks {_words(measured)}, planned {_words(peaks)}")
+    module = getattr(pipe, cell.component)
+    for method in dict.fromkeys(one.method for one in seen):
+        calls = [one for one in seen if one.method == method]
+        found = [_called(verdict, f"{what}, {method}", pipe, cell, module, one) for one in calls]
+        _compare(verdict, f"{what}, {method}", found, calls, DTYPES[cell.dtype])
+        verdict.judged.append(f"{what}, {method}")
+
+
+def _words(bytes_on: Mapping[Any, int]) -> str:
+    return ", ".join(f"{device} {nbytes}" for device, nbytes in bytes_on.items()) or "none"
+
+
+def _called(verdict: Verdict, what: str, pipe: Any, cell: Cell, module: Any, one: Seen) -> torch.Tensor:
+    """What the split component yields; notes where it sent other bytes than planned."""
+    given = [leaf for leaf in pytree.tree_leaves((one.args, one.kwargs)) if isinstance(leaf, torch.Tensor)]
+    came = sum(sim.stats(index).bytes_in for index in range(len(cell.shares)))
+    with torch.no_grad():
+        yielded = getattr(module, one.method)(*_cloned(one.args), **_cloned(one.kwargs))
+    sent = sum(sim.stats(index).bytes_in for index in range(len(cell.shares))) - came
+    programs = [made.program for made in pipe.dovetail.programs.get(cell.component, [])]
+    whole = [program for program in programs if program.is_grouped]
+    sums = {crossing_bytes(program) + inputs for program in whole for inputs in (0, sum(t.nbytes for t in given))}
+    if whole and len(whole) == len(programs) and sent not in sums:
+        planned = " or ".join(str(crossing_bytes(program)) for program in whole)
+        verdict.wrong.append(f"{what}: {sent} B came with inputs, {planned} planned")
+    return tensors_in(yielded)
+
+
+def _compare(
+    verdict: Verdict, what: str, found: Sequence[torch.Tensor], calls: Sequence[Seen], dtype: torch.dtype
+) -> None:
+    size = sum(float(one.exact.square().sum()) for one in calls)
+    pairs = list(zip(found, calls, strict=True))
+    error, eager = (
+        (sum(float((one - exact).square().sum()) for one, exact in each) / max(size, 1e-300)) ** 0.5
+        for each in ([(one, seen.exact) for one, seen in pairs], [(seen.eager, seen.exact) for seen in calls])
+    )
+    is_exact = all(one.is_exact for one in calls)
+    most = max(WORSE * eager, torch.finfo(dtype).eps) if is_exact else 100 * torch.finfo(dtype).eps
+    verdict.ratio = max(verdict.ratio, error / max(eager, torch.finfo(dtype).eps) if is_exact else 0.0)
+    if not error <= most:
+        verdict.wrong.append(f"{what}: error {error:.1e}, eager's {eager:.1e}{'' if is_exact else ' (no float64)'}")
