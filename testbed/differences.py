@@ -81,7 +81,7 @@ def _given(program: Program, module: nn.Module, call: Call) -> Sides:
     whole = dict(zip(program.inputs(), flattened, strict=True))
     for node in program.weight_nodes():
         weight = program.weight(node)
-        found = next((held[name].detach() for name in weight.names if name in held), None)
+        found = next((held[name] for name in weight.names if name in held), None)
         whole[node] = program.constants[weight.name] if found is None else found
     for node, value in whole.items():
         sides.whole[node] = _copied(value)
@@ -126,7 +126,7 @@ def _weight_part(node: Node, operand: Node, chosen: Any, device: Device, sides: 
     state = chosen.takes(operand) if chosen is not None else None
     if operand.op == "call_function" or not isinstance(state, Parted):
         return value
-    return _cut(value, state, placement_of(node).group.index(device))
+    return _cut(value, state, placement_of(node).group.index(device)).requires_grad_(value.requires_grad)
 
 
 def _cut(value: torch.Tensor, state: Parted, member: int) -> torch.Tensor:
@@ -210,7 +210,8 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
+    """A value of its own, which kernels take for what it was: they ask whether a weight wants a gradient."""
+    return value.detach().clone().requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
 
 
 def _on_cpu(one: Any) -> Any:

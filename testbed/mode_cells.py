@@ -154,14 +154,8 @@ def subject_of(name: str, dtype: str, sides: tuple[int, int] | None) -> Subject:
 
 
 def _run(module: nn.Module, call: Call) -> list[torch.Tensor]:
-    """The tensors that a module yields by itself, by the operations that a trace of it has: none that fuses others."""
-    is_fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with torch.no_grad():
-            result = copy.deepcopy(module)(**copy.deepcopy(call))
-    finally:
-        torch.backends.mha.set_fastpath_enabled(is_fused)
+    with torch.no_grad():
+        result = copy.deepcopy(module)(**copy.deepcopy(call))
     leaves = list(result.values()) if isinstance(result, dict) else result
     return [one for one in pytree.tree_leaves(leaves) if isinstance(one, torch.Tensor)]
 

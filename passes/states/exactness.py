@@ -15,6 +15,7 @@ from torch.fx import Node
 
 from ...compiler.ir.program import tensors_of
 from ...compiler.ir.state import Parted, Split
+from ...compiler.ir.value import dense_stride
 from ...compiler.states.convolutions import NAMES as CONVOLUTIONS
 from ...compiler.states.reductions import DIM as REDUCTIONS
 from ...compiler.states.strategy import Strategy, argument, name_of, shape_of
@@ -162,10 +163,22 @@ def _has_pictures(node: Node, way: Strategy) -> bool:
     return not is_innermost or all(state.length(member) != 1 for member in _members(state))
 
 
+def _has_batch_copied(node: Node, way: Strategy) -> bool:
+    """Whether no device reads a single picture as it lies, of several that are copied for a matmul of all rows."""
+    x = node.args[0]
+    assert isinstance(x, Node)
+    (kind,), state = tensors_of(x), way.takes(x)
+    if not isinstance(state, Split) or state.axis or len(kind.sizes) < 3 or kind.dtype != torch.float32:
+        return True
+    is_laid_out = kind.stride == dense_stride(kind.shape)
+    return is_laid_out or state.size < 2 or all(state.length(member) != 1 for member in _members(state))
+
+
 _KEEPS: Mapping[str, Callable[[Node, Strategy], bool]] = {
     **dict.fromkeys(_ACTIVATIONS, _has_whole_vectors),
     **dict.fromkeys(("mean", "sum", "linalg_vector_norm", "norm"), _sums_in_vectors),
     **dict.fromkeys(CONVOLUTIONS, _has_one_kernel),
     "scaled_dot_product_attention": _has_blocks,
     "group_norm": _has_pictures,
+    "linear": _has_batch_copied,
 }

@@ -25,6 +25,7 @@ from .exchanges import Group
 from .folding import Folded, folded
 from .problem import Account, Problem, parts_weights
 from .shares import cut_in_units
+from .solution import of_like
 
 MODES = ("free", "tensor", "sequence", "batch", "spatial")
 
@@ -112,7 +113,8 @@ def pictures(program: Program, group: Group) -> dict[Node, list[Split]]:
 def _is_allowed(whole: Folded, mode: str, node: Node, way: Strategy, by_batch: Container[object]) -> bool:
     """Whether a mode has a way of an operation, given what identifies those that the batch alone gives."""
     is_of_batch = _facts(way) in by_batch
-    if mode in ("batch", "sequence") and not keeps_bits(node, way):
+    alike = whole.likes[node] if mode in ("batch", "sequence") else ()  # which may lie otherwise in memory
+    if not all(keeps_bits(one, of_like(way, node, one)) for one in alike):
         return False
     if mode == "batch":
         return is_of_batch and PARTIAL not in way.results
