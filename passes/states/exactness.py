@@ -21,6 +21,9 @@ from ...compiler.states.reductions import DIM as REDUCTIONS
 from ...compiler.states.strategy import Strategy, argument, name_of, shape_of
 from ...compiler.states.windows import numbers
 
+KEEPING = frozenset({"sequence", "batch"})
+"""The modes that keep bits where it is known how."""
+
 VECTORS = 32
 """So many numbers in a row are computed at once by kernels of activations, and summed at once side by side."""
 

@@ -1,6 +1,7 @@
 """What a mode allows: constraints on ways and on the bytes of weights of each device, nothing else.
 
-``batch``: only states that the batch of the inputs gives; ``sequence``: weights whole, and not by the batch;
+``batch``: only states that the batch of the inputs gives; ``sequence``: weights whole, and not by the batch; both keep
+bits where it is known how, see `exactness`;
 ``tensor``: no device has more of what can be split of the weights than its share, in units, and a little; ``spatial``:
 weights whole, and only states that follow where the pictures of the inputs are split along one axis; ``free``: all.
 """
@@ -20,7 +21,7 @@ from ...compiler.ir.state import PARTIAL, Split
 from ...compiler.states.strategy import Strategy
 from ..placement.blocks import FindBlocks
 from .candidates import wanted, ways
-from .exactness import keeps_bits
+from .exactness import KEEPING, keeps_bits
 from .exchanges import Group
 from .folding import Folded, folded
 from .problem import Account, Problem, parts_weights
@@ -113,7 +114,7 @@ def pictures(program: Program, group: Group) -> dict[Node, list[Split]]:
 def _is_allowed(whole: Folded, mode: str, node: Node, way: Strategy, by_batch: Container[object]) -> bool:
     """Whether a mode has a way of an operation, given what identifies those that the batch alone gives."""
     is_of_batch = _facts(way) in by_batch
-    alike = whole.likes[node] if mode in ("batch", "sequence") else ()  # which may lie otherwise in memory
+    alike = whole.likes[node] if mode in KEEPING else ()  # which may lie otherwise in memory
     if not all(keeps_bits(one, of_like(way, node, one)) for one in alike):
         return False
     if mode == "batch":

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from torch.fx import Node
@@ -38,6 +38,7 @@ from ...compiler.ir.state import PARTIAL, WHOLE, State
 from .clusters import Cluster, Clusters, clusters_of
 from .exchanges import Group, can_change
 from .folding import Reading, Tensor, operands_of
+from .masks import as_read
 from .modes import Limits, Posed, pictures, posed
 from .problem import Choice
 from .recipes import best_recipe
@@ -82,15 +83,16 @@ def solve(
     problem, recipe = question.problem, best_recipe(question)
     floor = recipe.account.seconds if recipe else None
     if question.in_space and recipe is not None:
-        return solution_of(problem, recipe.choice, recipe.account, mode, recipe.name, floor)
+        found = solution_of(problem, recipe.choice, recipe.account, mode, recipe.name, floor)
+        return replace(found, strategies=as_read(program, found.strategies))
     choice, is_closed = _Model(question, clusters_of(problem), floor).solved(node_limit, mip_rel_gap)
     if choice is not None and problem.is_possible(choice):
         account = problem.account(choice)
         if (floor is None or account.seconds <= floor) and question.is_kept(account):
             return solution_of(problem, choice, account, mode, "solved", floor)
     if recipe is None:
-        found = "there are none" if is_closed else f"none were found in {node_limit} nodes"
-        return NotPossible(mode, f"no recipe keeps to the bytes that devices may have, and of states {found}")
+        others = "there are none" if is_closed else f"none were found in {node_limit} nodes"
+        return NotPossible(mode, f"no recipe keeps to the bytes that devices may have, and of states {others}")
     return solution_of(problem, recipe.choice, recipe.account, mode, recipe.name, floor)
 
 
