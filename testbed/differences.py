@@ -178,11 +178,14 @@ def _state(node: Node, at: int) -> State:
 
 def _compared(node: Node, sides: Sides) -> Iterator[Difference]:
     """What differs of the tensors of a node, which is made good."""
-    if node.target in SUMS or node.target in MOVING or not tensors_of(node) or node.target is operator.getitem:
+    if node.target is TERMS or node.target in MOVING or not tensors_of(node) or node.target is operator.getitem:
         return
     for at, whole in enumerate(_tensors(sides.whole[node])):
         found = _joined(node, at, sides, whole)
         if torch.equal(found.nan_to_num(), whole.nan_to_num()):
+            continue
+        if node.target is SUM_TERMS:  # which is told of the operation that made the terms
+            _make_good(node, at, whole, sides)
             continue
         off = (found.nan_to_num().double() - whole.nan_to_num().double()).abs().max().item()
         yield _difference(node, off, sides)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ from dovetail.compiler.states.table import strategies
 from dovetail.passes.states.candidates import QUERIES
 from dovetail.passes.states.exactness import keeps_bits
 from dovetail.passes.states.shares import cut_in_units
+from testbed.differences import differences
+from testbed.mode_cells import Cell
 from tests.passes.states.groups import traced
 
 from .parts import run_in_parts, values_in
@@ -148,3 +151,9 @@ def test_the_last_block_of_queries_of_a_device_has_few_rows_where_that_of_all_ha
         )  # type: ignore[misc]
         node, ways, _ = parts_of(case, (1, 1))
         assert [keeps_bits(node, way) for way in ways] == [is_kept] * len(ways)
+
+
+def test_it_is_told_which_operations_have_other_bits_in_parts() -> None:
+    cell = Cell("CLIPTextModel", "tensor", (1, 1), "fp32", None)
+    assert {one.name for one in differences(cell)} == {"linear"}
+    assert not differences(replace(cell, mode="sequence"))
