@@ -21,6 +21,7 @@ from dovetail.passes.states.exactness import keeps_bits
 from dovetail.passes.states.shares import cut_in_units
 from testbed.differences import differences
 from testbed.mode_cells import Cell
+from testbed.spatial import one_thread
 from tests.passes.states.groups import traced
 
 from .parts import run_in_parts, values_in
@@ -110,16 +111,12 @@ CASES = st.one_of(attentions(), convolutions(), films(), activations(), sums())
 @settings(max_examples=60)
 def test_what_is_said_to_keep_bits_keeps_them(case: Case, shares: tuple[int, ...]) -> None:
     node, ways, values = parts_of(case, shares)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         whole = case[0](case[1])
         for way in ways:
             if keeps_bits(node, way):
                 (found,) = run_in_parts(node, way, len(shares), values)
                 assert torch.equal(found, whole), f"{name_of(node)} {tuple(case[1].shape)}: {way}"
-    finally:
-        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(
@@ -155,5 +152,6 @@ def test_the_last_block_of_queries_of_a_device_has_few_rows_where_that_of_all_ha
 
 def test_it_is_told_which_operations_have_other_bits_in_parts() -> None:
     cell = Cell("CLIPTextModel", "tensor", (1, 1), "fp32", None)
-    assert {one.name for one in differences(cell)} == {"linear"}
-    assert not differences(replace(cell, mode="sequence"))
+    with one_thread():
+        assert {one.name for one in differences(cell)} == {"linear"}
+        assert not differences(replace(cell, mode="sequence"))
