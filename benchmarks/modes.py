@@ -5,7 +5,8 @@ shares, sizes that divide by nothing and the dtype are drawn by the seed, which 
 simulated devices and judged: results are at most 1.5 times as far from float64 as eager's, or one ulp, over five
 calls; bytes and peaks are those planned. Printed are the cells that are not so, with their reasons, the operations of
 blocks that are not split though an axis has two units, and a summary by mode. With --folder cells that are there from
-an earlier run are not judged again.
+an earlier run are not judged again. With --where it is said which operations of a cell have other bits in parts than
+whole, under the modes that keep bits where they can.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from typing import Any
 
 import torch
 
+from dovetail.passes.states.exactness import KEEPING
+from testbed.differences import differences
 from testbed.mode_cells import Cell, cells, judge
 from testbed.zoo.everything import NAMES
 
@@ -37,6 +40,9 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="of entries; all if left out")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--folder", type=Path, help="where results are kept for the next run")
+    parser.add_argument(
+        "--where", action="store_true", help="say where cells lose bits whose modes keep them if they can"
+    )
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
     torch.set_num_threads(1)
@@ -45,6 +51,8 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         found = list(outcomes(given.names or list(NAMES), given.seed, folder / "modes.jsonl"))
     print_whole(found)
+    if given.where:
+        print_differences(found)
     print_summary(found)
 
 
@@ -85,6 +93,25 @@ def print_whole(found: list[Outcome]) -> None:
             seen.setdefault(key, cell)
     for (mode, what), number in sorted(counted.items()):
         print(f"not split under {mode}: {number} × {what}, as in {seen[mode, what]}")
+
+
+def print_differences(found: list[Outcome]) -> None:
+    """The kinds of operations whose parts differ from the whole in cells that are to keep bits, with one of each."""
+    for cell, verdict in found:
+        if (
+            verdict["is_equal"]
+            or cell.mode not in KEEPING
+            or verdict["how"] == "failed"
+            or "not possible" in verdict["how"]
+        ):
+            continue
+        seen: dict[str, list[str]] = {}
+        for one in differences(cell):
+            seen.setdefault(one.name, []).append(str(one))
+        for some in seen.values():
+            print(f"{cell}: {len(some)} × {some[0]}", flush=True)
+        if not seen:
+            print(f"{cell}: no operation differs from what it yields on the same numbers laid out alike")
 
 
 def print_summary(found: list[Outcome]) -> None:

@@ -39,6 +39,7 @@ from dovetail.passes.placement.pin import Pin
 from dovetail.passes.rewrites.simplify import Simplify
 from dovetail.passes.simulate.memory import simulate
 from dovetail.passes.states.candidates import QUERIES
+from dovetail.passes.states.exactness import KEEPING, keeps_bits
 from dovetail.passes.states.modes import MODES, posed
 from dovetail.passes.states.narrowing import narrow
 from dovetail.passes.states.problem import HEAVY
@@ -203,6 +204,7 @@ def _left_whole(traced: Program, cell: Cell) -> Iterator[str]:
     devices = tuple(Device.named(f"sim{index}") for index in range(len(cell.shares)))
     group = slow_group(cell.shares, devices)
     found, question = solve(program, group, cell.mode), posed(program, group, cell.mode)
+    free = posed(program, group, "free").problem
     if isinstance(found, NotPossible) or sum(share > 0 for share in cell.shares) < 2:
         return
     names = {block.name for block in program.blocks}
@@ -212,7 +214,9 @@ def _left_whole(traced: Program, cell: Cell) -> Iterator[str]:
         chosen = found.strategies[node]
         if name_of(node) not in HEAVY or not is_inside or _is_split(chosen) or not _has_units(node, cell):
             continue
-        reason = "no way" if not any(map(_is_split, ways)) else "whole is quicker"
+        rounds = any(_is_split(way) and not keeps_bits(node, way) for way in free.ways[node])
+        none = "parts round otherwise" if rounds and cell.mode in KEEPING else "no way"
+        reason = "whole is quicker" if any(map(_is_split, ways)) else none
         yield f"{name_of(node)} {'×'.join(map(str, shape_of(node)))}: {reason}"
 
 

@@ -12,7 +12,7 @@ from .strategy import Offers, Rule, Strategy, name_of, shape_of, splits, strateg
 
 SAME = frozenset({
     "contiguous", "clone", "alias", "detach", "lift_fresh_copy", "dropout", "to", "_to_copy", "type_as", "copy_",
-    "fill_",
+    "fill_", "where",
 })  # fmt: skip
 """Operations that yield the numbers that they are given, or write them."""
 _SUMS = frozenset({"add", "sub", "add_", "sub_"})

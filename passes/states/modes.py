@@ -1,6 +1,7 @@
 """What a mode allows: constraints on ways and on the bytes of weights of each device, nothing else.
 
-``batch``: only states that the batch of the inputs gives; ``sequence``: weights whole, and not by the batch;
+``batch``: only states that the batch of the inputs gives; ``sequence``: weights whole, and not by the batch; both keep
+bits where it is known how, see `exactness`;
 ``tensor``: no device has more of what can be split of the weights than its share, in units, and a little; ``spatial``:
 weights whole, and only states that follow where the pictures of the inputs are split along one axis; ``free``: all.
 """
@@ -16,21 +17,18 @@ from typing import TypeAlias
 from torch.fx import Node
 
 from ...compiler.ir.program import Program, tensors_of
-from ...compiler.ir.state import Split
-from ...compiler.states.strategy import Strategy, name_of
+from ...compiler.ir.state import PARTIAL, Split
+from ...compiler.states.strategy import Strategy
 from ..placement.blocks import FindBlocks
 from .candidates import wanted, ways
+from .exactness import KEEPING, keeps_bits
 from .exchanges import Group
 from .folding import Folded, folded
 from .problem import Account, Problem, parts_weights
 from .shares import cut_in_units
+from .solution import of_like
 
 MODES = ("free", "tensor", "sequence", "batch", "spatial")
-
-VECTORS = 32
-"""So many numbers of an activation are computed at once by kernels, of what lies in a row."""
-
-_IN_VECTORS = frozenset({"silu", "gelu", "sigmoid", "mish", "softplus"})
 
 Limits: TypeAlias = tuple[int | None, ...]
 """The most bytes of something on each device; None for as many as there are."""
@@ -124,22 +122,12 @@ def pictures(program: Program, group: Group) -> dict[Node, list[Split]]:
 def _is_allowed(whole: Folded, mode: str, node: Node, way: Strategy, by_batch: Container[object]) -> bool:
     """Whether a mode has a way of an operation, given what identifies those that the batch alone gives."""
     is_of_batch = _facts(way) in by_batch
-    if mode in ("batch", "sequence") and _tears_vectors(node, way):
+    alike = whole.likes[node] if mode in KEEPING else ()  # which may lie otherwise in memory
+    if not all(keeps_bits(one, of_like(way, node, one)) for one in alike):
         return False
     if mode == "batch":
-        return is_of_batch
+        return is_of_batch and PARTIAL not in way.results
     return mode != "sequence" or not (is_of_batch or parts_weights(whole, node, way))
-
-
-def _tears_vectors(node: Node, way: Strategy) -> bool:
-    """Whether a device has a stretch of an activation whose end is computed one by one, which rounds otherwise."""
-    if name_of(node) not in _IN_VECTORS:
-        return False
-    (sizes,), (state,) = [one.sizes for one in tensors_of(node)], way.results
-    if not isinstance(state, Split):
-        return False
-    inner = prod(sizes[state.axis + 1 :])
-    return any(state.length(member) * inner % VECTORS for member in range(len(state.segments[0])))
 
 
 def _most(problem: Problem) -> Limits:

@@ -76,12 +76,12 @@ def solution_of(
     for node, some in problem.ways.items():
         way = some[choice[node]]
         for like in problem.folded.likes[node]:
-            chosen[like] = _of_like(way, node, like)
+            chosen[like] = of_like(way, node, like)
     counts = {node: problem.folded.count(node) for node in problem.ways}
     return Solution(mode, how, problem.group.shares, chosen, counts, account, floor)
 
 
-def _of_like(way: Strategy, node: Node, like: Node) -> Strategy:
+def of_like(way: Strategy, node: Node, like: Node) -> Strategy:
     """The way of an operation for an equal one."""
     if like is node:
         return way

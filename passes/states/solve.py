@@ -11,12 +11,13 @@ recipe is the answer where none better is found in that effort.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ...compiler.ir.program import Program
 from .clusters import clusters_of
 from .exchanges import Group
+from .masks import as_read
 from .model import Model, modelled
 from .modes import Limits, Posed, pictures, posed
 from .recipes import Recipe, best_recipe, recipes
@@ -70,15 +71,16 @@ class Solver:
         problem, recipe = question.problem, best_recipe(question, self._recipes)
         floor = recipe.account.seconds if recipe else None
         if question.in_space and recipe is not None:
-            return solution_of(problem, recipe.choice, recipe.account, self.mode, recipe.name, floor)
+            found = solution_of(problem, recipe.choice, recipe.account, self.mode, recipe.name, floor)
+            return replace(found, strategies=as_read(problem.folded.program, found.strategies))
         choice, is_closed = self._model.limited(question.most, question.room, floor).solved(node_limit, gap)
         if choice is not None and problem.is_possible(choice):
             account = problem.account(choice)
             if (floor is None or account.seconds <= floor) and question.is_kept(account):
                 return solution_of(problem, choice, account, self.mode, "solved", floor)
         if recipe is None:
-            found = "there are none" if is_closed else f"none were found in {node_limit} nodes"
-            return NotPossible(self.mode, f"no recipe keeps to the bytes that devices may have, and of states {found}")
+            others = "there are none" if is_closed else f"none were found in {node_limit} nodes"
+            return NotPossible(self.mode, f"no recipe keeps to the bytes that devices may have, and of states {others}")
         return solution_of(problem, recipe.choice, recipe.account, self.mode, recipe.name, floor)
 
     def over(self, group: Group) -> Solver:

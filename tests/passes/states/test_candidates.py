@@ -12,8 +12,9 @@ from dovetail.compiler.ir.state import Split
 from dovetail.compiler.states.strategy import name_of
 from dovetail.passes.rewrites.simplify import Simplify
 from dovetail.passes.states.candidates import wanted, ways
+from dovetail.passes.states.exactness import VECTORS
 from dovetail.passes.states.folding import folded
-from dovetail.passes.states.modes import VECTORS, posed
+from dovetail.passes.states.modes import posed
 from dovetail.passes.states.solution import Solution
 from dovetail.passes.states.solve import solve
 from testbed.zoo.everything import TINY
