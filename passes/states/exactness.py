@@ -99,6 +99,8 @@ def _has_blocks(node: Node, way: Strategy) -> bool:
         return True
     if shape_of(node)[-1] < LEAST_HEAD and not _is_on_blocks(state):
         return False
+    if any(0 < state.length(member) < min(FEWEST_ROWS, state.size) for member in _members(state)):
+        return False  # nothing but a block of few rows, which lies otherwise in memory than behind others
     few, last = _few(state.size), _last(state)
     return all(_few(state.length(member)) == (few if member == last else 0) for member in _members(state))
 
