@@ -57,7 +57,7 @@ from .steps import Step, Steps, Values
 from .store.kept import KeptLoad
 from .store.source import WeightSource
 from .store.staging import StagedLoad
-from .threads import Threads, turns_of
+from .threads import Threads, is_observed, turns_of
 from .transport import InProcess, Transport
 
 
@@ -168,7 +168,7 @@ class Executor:
 
     def _issue(self, steps: Steps, values: Values) -> None:
         """Carries out the steps, of each device on a thread of its own where devices work at once."""
-        if self._turns is not None:
+        if self._turns is not None and not is_observed():
             Threads(self._turns, steps, values).run(self._program.main)
             return
         for step in steps.values():

@@ -48,10 +48,24 @@ def _norm(
         known[at].view(pictures, groups, channels // groups).copy_(one.unsqueeze(-1))
     for at, given, usual in ((2, weight, 1), (3, bias, 0)):
         known[at].fill_(usual) if given is None else known[at].copy_(given)
-    mean, variance, factor, summand = known.flatten(1).unbind()
-    flat = x.reshape(1, pictures * channels, math.prod(x.shape[2:]))
-    found = torch.nn.functional.batch_norm(flat, mean, variance, factor, summand, False, 0.0, eps).view(x.shape)
-    return found.contiguous(memory_format=suggest_memory_format(x))
+    last = suggest_memory_format(x)
+    if x.is_contiguous() or not x.is_contiguous(memory_format=last):
+        flat = x.reshape(1, pictures * channels, math.prod(x.shape[2:]))
+        return _done(flat, known.flatten(1), eps).view(x.shape).contiguous(memory_format=last)
+    if pictures == 1:
+        return _done(x, known[:, 0], eps)
+    found = torch.empty_like(x)
+    for at in range(
+        pictures
+    ):  # one by one, for pictures whose channels lie last cannot be seen as one of more channels
+        found[at : at + 1] = _done(x[at : at + 1], known[:, at], eps)
+    return found
+
+
+def _done(x: Tensor, known: Tensor, eps: float) -> Tensor:
+    """A batch norm that is done, of one picture, by the four numbers of each of its channels."""
+    mean, variance, factor, summand = known.unbind()
+    return torch.nn.functional.batch_norm(x, mean, variance, factor, summand, False, 0.0, eps)
 
 
 LIBRARY.impl("group_means", _means, "CompositeExplicitAutograd")

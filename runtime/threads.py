@@ -3,17 +3,21 @@
 Each thread takes the instructions of its device in the order of the schedule. Where one needs what another device's
 thread does, it waits until that has been issued: what was sent to it, memory that it sends into, and a Python number.
 What lands in memory of its own is sent when its target has issued all that stands before it in the schedule, so that
-each device allocates in the order of the schedule: its peak is that of one thread. Whatever an instruction waits for
-stands before it in the schedule; so no wait can be for ever.
+each device allocates in the order of the schedule; and the target goes on when it was sent. So the peak of a device is
+that of one thread. Whatever an instruction waits for stands before it in the schedule; so no wait can be for ever.
 
 The calling thread is that of the main device. The others live for one call: they start where the caller is (its
 inference mode, the streams that it uses), and are joined before the call returns or raises. The first error stops all.
+
+What an interrupt can break off is without locks that several take: each wait has a signal of its own, and a thread that
+waits looks now and then whether all are to stop.
 """
 
 from __future__ import annotations
 
 import contextvars
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -42,8 +46,11 @@ from ..compiler.ir.schedule import (
 from .devices.accelerator import Stream, accelerator_of
 from .steps import Step, Values
 
-Waits = Mapping[Device, int]
-"""The last instruction of each other device, by its number, that must have been issued."""
+_LOOK = 0.05
+"""After so many seconds a thread that waits looks whether all are to stop."""
+
+_START = 0.2
+"""So many seconds may pass until a thread has begun whose start was interrupted."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +58,8 @@ class Turn:
     """An instruction on the thread of its device: its number in the schedule, what it waits for, who waits for it."""
 
     number: int
-    waits: tuple[tuple[Device, int], ...]
-    is_awaited: bool
+    waits: tuple[int, ...]
+    awaited_by: tuple[Device, ...]
 
 
 Turns = Mapping[Device, Sequence[Turn]]
@@ -70,11 +77,19 @@ def turns_of(program: Program, schedule: Schedule) -> Turns | None:
         return None
     numbered = _Numbered(program)
     placed = [(number, *numbered.take(number, one)) for number, one in enumerate(schedule) if _is_issued(one)]
-    awaited = {pair for _, _, waits in placed for pair in waits.items()}
+    awaited: dict[int, list[Device]] = defaultdict(list)
+    for _, device, waits in placed:
+        for number in waits:
+            awaited[number].append(device)
     found: dict[Device, list[Turn]] = defaultdict(list)
     for number, device, waits in placed:
-        found[device].append(Turn(number, tuple(waits.items()), (device, number) in awaited))
+        found[device].append(Turn(number, waits, tuple(awaited[number])))
     return found
+
+
+def is_observed() -> bool:
+    """Whether something sees operations of the calling thread alone: a profiler of PyTorch's, or a dispatch mode."""
+    return torch._C._autograd._profiler_enabled() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def _is_issued(one: Instruction) -> bool:
@@ -89,22 +104,26 @@ class _Numbered:
         self._made: dict[tuple[ValueRef, Device], tuple[Device, int]] = {}
         self._sent: dict[Copy, tuple[Device, int]] = {}
         self._last: dict[Device, int] = {}
+        self._coming: dict[Device, list[tuple[Device, int]]] = defaultdict(list)  # what a device is to see sent first
+        self._seen: dict[Device, dict[Device, int]] = defaultdict(dict)  # what a device has waited for
 
-    def take(self, number: int, one: Instruction) -> tuple[Device, Waits]:
-        """The device of an instruction, and what it waits for."""
+    def take(self, number: int, one: Instruction) -> tuple[Device, tuple[int, ...]]:
+        """The device of an instruction, and the numbers of those that it waits for."""
         device = _issuer(one)
         waits: dict[Device, int] = {}
-        for other, earlier in self._needed(one):
-            if other != device:
-                waits[other] = max(earlier, waits.get(other, -1))
+        for other, earlier in (*self._needed(one), *self._coming.pop(device, ())):
+            if other != device and earlier > max(waits.get(other, -1), self._seen[device].get(other, -1)):
+                waits[other] = earlier
+        self._seen[device] |= waits
         for value in _made_by(one):
             self._made[value, resting_place(value, device)] = device, number
         for copy in _sends(one):
             self._sent[copy] = device, number
             if not copy.landings:
                 self._made[copy.value, copy.target] = device, number
+                self._coming[copy.target].append((device, number))
         self._last[device] = number
-        return device, waits
+        return device, tuple(waits.values())
 
     def _needed(self, one: Instruction) -> Iterator[tuple[Device, int]]:
         for value, device in _read_by(one):
@@ -175,8 +194,14 @@ class Threads:
         self._turns = turns
         self._steps = steps
         self._values = values
-        self._issued = dict.fromkeys(turns, -1)
-        self._changed = threading.Condition()
+        self._signals = {
+            (turn.number, waiting): threading.Lock()
+            for some in turns.values()
+            for turn in some
+            for waiting in turn.awaited_by
+        }
+        for signal in self._signals.values():
+            signal.acquire()
         self._errors: list[BaseException] = []
         self._is_stopped = False
 
@@ -191,8 +216,8 @@ class Threads:
         started: list[threading.Thread] = []
         try:
             for thread in others:
-                thread.start()
                 started.append(thread)
+                thread.start()
             self._issue(main)
         except StoppedError:
             pass
@@ -204,11 +229,15 @@ class Threads:
             raise self._errors[0]
 
     def _join(self, threads: Sequence[threading.Thread]) -> None:
-        """Waits for all; an interrupt meanwhile stops them."""
+        """Waits for all; an interrupt meanwhile stops them.
+
+        One whose start was interrupted may begin yet; it does nothing then.
+        """
+        latest = time.monotonic() + _START
         for thread in threads:
-            while thread.is_alive():
+            while thread.is_alive() or (thread.ident is None and time.monotonic() < latest):
                 try:
-                    thread.join()
+                    thread.join() if thread.ident is not None else time.sleep(0)
                 except BaseException as error:  # an interrupt, of which there may be several
                     self._stop(error)
 
@@ -227,28 +256,18 @@ class Threads:
 
     def _issue(self, device: Device) -> None:
         for turn in self._turns[device]:
-            for other, number in turn.waits:
-                if self._issued[other] < number:
-                    self._wait(other, number)
+            for number in turn.waits:
+                signal = self._signals[number, device]
+                while not (signal.acquire(timeout=_LOOK) or self._is_stopped):
+                    pass
             if self._is_stopped:
                 raise StoppedError
             step = self._steps.get(turn.number)
             if step is not None:
                 step(self._values)
-            if turn.is_awaited:
-                with self._changed:
-                    self._issued[device] = turn.number
-                    self._changed.notify_all()
-
-    def _wait(self, other: Device, number: int) -> None:
-        with self._changed:
-            while self._issued[other] < number and not self._is_stopped:
-                self._changed.wait()
-        if self._is_stopped:
-            raise StoppedError
+            for waiting in turn.awaited_by:
+                self._signals[turn.number, waiting].release()
 
     def _stop(self, error: BaseException) -> None:
-        with self._changed:
-            self._errors.append(error)
-            self._is_stopped = True
-            self._changed.notify_all()
+        self._errors.append(error)
+        self._is_stopped = True

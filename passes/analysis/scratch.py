@@ -78,8 +78,10 @@ def _group_norm(node: Node, device: Device) -> int:
         return copied + (count * itemsize if is_short and device.is_host else 0)
     if node.target is GROUP_VARIANCES:
         return copied + pictures * (groups + 2) * itemsize + (count // groups * itemsize if is_short else 0)
-    known, is_last = 4 * pictures * channels * itemsize, part.stride[1] == 1 and bool(copied)
-    return known + copied + max(known // 2 if device.is_host else 0, part.nbytes if is_last else 0)
+    known, at_once, beside = 4 * pictures * channels * itemsize, pictures, copied
+    if copied and part.stride[1] == 1:  # channels last: one picture after another
+        at_once, beside = 1, part.nbytes // pictures if pictures > 1 else 0
+    return known + beside + (known * at_once // pictures // 2 if device.is_host else 0)
 
 
 def _is_view(part: TensorType, shape: Sequence[int]) -> bool:

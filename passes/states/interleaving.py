@@ -8,13 +8,13 @@ rounded as writing rounds them. So it is for programs that devices compute toget
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch.fx import Node
 
-from ...compiler.ir.aliasing import argument_of
+from ...compiler.ir.aliasing import argument_of, writers_of
 from ...compiler.ir.program import Program, origin_of, tensors_of
 from ...compiler.ir.value import TensorType, dense_stride
 from ...compiler.states.strategy import name_of, shape_of
@@ -46,7 +46,9 @@ def stack_turns(program: Program) -> int:
 
     Equal programs are so changed alike: nodes of one and of its copy have the same names before and after.
     """
-    found = [turns for node in program.ops() if name_of(node) == "empty_like" and (turns := _turns_of(node))]
+    writers = writers_of(program)
+    made = [node for node in program.ops() if name_of(node) == "empty_like"]
+    found = [turns for node in made if (turns := _turns_of(node)) and not _changes(turns, writers)]
     fresh = program.fresh_storages()
     for turns in found:
         _stack(program, turns, [next(fresh) for _ in turns.slices])
@@ -69,6 +71,18 @@ def _turns_of(memory: Node) -> _Turns | None:
     turns = _Turns(memory, axis, tuple(slices))
     last = max(turns.copies)
     return turns if all(one in slices or last < one for one in memory.users) else None
+
+
+def _changes(turns: _Turns, writers: Mapping[int, Sequence[Node]]) -> bool:
+    """Whether something that is written is itself written to between its turn and the last one, when it is stacked."""
+    last = max(turns.copies)
+    pairs = zip(turns.copies, turns.written, strict=True)
+    return any(
+        copy < writer < last
+        for copy, part in pairs
+        for tensor in tensors_of(part)
+        for writer in writers.get(tensor.storage, ())
+    )
 
 
 def _is_turn(node: Node, start: int, axis: int, step: int, size: int) -> bool:

@@ -204,10 +204,10 @@ def _send(
     with ExitStack() as streams:
         streams.enter_context(here.use(side_here))
         streams.enter_context(there.use(side_there))
-        arrived = _copy(value, here, there) if into is None else into.copy_(value, non_blocking=_may_lag(here, there))
-        here.keep(value, side_here)
+        here.keep(value, side_here)  # before the copy is launched: an interrupt behind it frees both
         if into is not None:
             there.keep(into, side_there)
+        arrived = _copy(value, here, there) if into is None else into.copy_(value, non_blocking=_may_lag(here, there))
         done = there.record(side_there) if there.has_streams else here.record(side_here)
     return Arrival(arrived, there, done)
 

@@ -43,6 +43,17 @@ class ReadBetween(Turns):
         return found + between.sum()
 
 
+class WrittenBetween(Turns):
+    """What is written has other numbers at the second turn."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found, half = torch.empty_like(x), x[..., 0::2] * 1.5
+        found[..., 0::2] = half
+        half.mul_(-1)
+        found[..., 1::2] = half
+        return found
+
+
 class HalfWritten(nn.Module):
     """One turn is missing of three."""
 
@@ -71,7 +82,9 @@ def test_turns_are_stacked_with_the_same_bits(count: int, axis: int, dtype: torc
     assert torch.equal(values[result], module(x))
 
 
-@pytest.mark.parametrize("module", [ReadBetween(), HalfWritten()], ids=["read between", "half written"])
+@pytest.mark.parametrize(
+    "module", [ReadBetween(), WrittenBetween(), HalfWritten()], ids=["read between", "written between", "half written"]
+)
 def test_other_writes_stay(module: nn.Module) -> None:
     program = traced(module, torch.randn(2, 6))
     names = [node.name for node in program.ops()]
