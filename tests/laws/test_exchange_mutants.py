@@ -138,7 +138,8 @@ def put_off(program: Program, chosen: object) -> AbstractContextManager[None]:
 def awaited_late(program: Program) -> Broken:
     assert program.schedule is not None
     awaits = (one for one in program.schedule if isinstance(one, Await) and isinstance(one.started, Copy))
-    for one in some(one for one in awaits if one.started.landings):  # type: ignore[union-attr]
+    read = [one for one in awaits if set(one.started.value.node.users) - {program.output}]  # type: ignore[union-attr]
+    for one in some(one for one in read if one.started.landings):  # type: ignore[union-attr]
         yield str(one), put_off(program, one)
 
 
