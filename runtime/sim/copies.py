@@ -63,7 +63,7 @@ def _copy_within(func: OpOverload, source: SimTensor, target: SimTensor) -> SimT
     """Copies into a part of a buffer of the same device: what else lies in the buffer may be on its way meanwhile."""
     stream = current_stream(target.device)
     stream.launch()
-    target._buffer.device.ops += 1
+    target._buffer.device.count(ops=1)
     source._buffer.read(stream, func)
     target._buffer.write(stream, func, region_of(target._inner))
     target._inner.copy_(source._inner)
@@ -101,7 +101,7 @@ def _convert(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> torch.Tenso
 def host_view(target: SimTensor) -> torch.Tensor:
     """Returns the CPU tensor inside, for the host to fill: in order and in count it is one copy from the host."""
     stream = current_stream(target.device)
-    device_of(target.device).bytes_in += target.numel() * target.element_size()
+    device_of(target.device).count(bytes_in=target.numel() * target.element_size())
     stream.launch()
     target._buffer.write(stream, "a read of a file")
     stream.synchronize()
@@ -142,9 +142,9 @@ def _read(func: OpOverload, source: torch.Tensor, stream: Stream) -> None:
 
 def _count(source: torch.Tensor, target: torch.Tensor, size: int) -> None:
     if isinstance(source, SimTensor):
-        source._buffer.device.bytes_out += size
+        source._buffer.device.count(bytes_out=size)
     if isinstance(target, SimTensor):
-        target._buffer.device.bytes_in += size
+        target._buffer.device.count(bytes_in=size)
 
 
 def _arrive(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> None:

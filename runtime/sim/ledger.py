@@ -64,6 +64,13 @@ class SimDevice:
                 f"{_text(self.capacity)} are in use"
             )
 
+    def count(self, *, ops: int = 0, bytes_in: int = 0, bytes_out: int = 0) -> None:
+        """Counts operations and bytes that are copied, which several threads may do at once."""
+        with self._lock:
+            self.ops += ops
+            self.bytes_in += bytes_in
+            self.bytes_out += bytes_out
+
     def take(self, buffer: Buffer, size: int) -> None:
         """Counts a buffer as in use, which has so many bytes."""
         self.require(size)

@@ -162,7 +162,7 @@ def compute(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
     where, target = _place(func, operands, traits, args, kwargs)
     stream = _chosen.streams.get(where.index) or where.default
     stream.launch()
-    where.ops += 1
+    where.count(ops=1)
     if traits.writes:
         _note_reads(func, operands, stream)
         _note_writes(func, traits, args, kwargs, stream)

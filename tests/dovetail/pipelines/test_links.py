@@ -106,14 +106,19 @@ def test_a_row_split_that_fails_anywhere_leaves_no_memory_to_a_copy_that_still_w
     compiled = dovetail.compile(module, (x,), backend="sim0&sim1", split_mode="row", tensor_split="1,1")
     expected = compiled(x)
     compiled._executor._make_steps()  # forgets what the first call has found: the steps below are taken again
-    steps = list(compiled._executor._steps or ())
+    steps = dict(compiled._executor._steps or {})
     assert len(steps) > 8
 
     def fail(slots: list[Any]) -> None:
         raise torch.OutOfMemoryError("no room")
 
-    for at in range(len(steps) + 1):
-        compiled._executor._steps = [*steps[:at], fail]
+    def fail_at_last(slots: list[Any]) -> None:
+        steps[last](slots)
+        fail(slots)
+
+    last = max(steps)
+    for at, failing in (*((one, fail) for one in steps), (last, fail_at_last)):
+        compiled._executor._steps = {**steps, at: failing}
         with pytest.raises(DoesNotFitError):
             compiled(x)
         with torch.inference_mode():

@@ -95,7 +95,7 @@ def test_a_cure_places_all_otherwise_where_that_is_much_quicker_than_the_denoise
 
 def test_a_cure_names_the_line_that_was_searched_and_not_rows_that_were_asked_of_others() -> None:
     stays = Asked((FAST,), Residency.DEVICE)
-    loads = pipeline(te=Asked((FAST, SLOW), rows=True), diffusion=Asked((FAST, CPU), Residency.DEVICE), vae=stays)
+    loads = pipeline(te=Asked((FAST, SLOW), mode="row"), diffusion=Asked((FAST, CPU), Residency.DEVICE), vae=stays)
     given, there = budgets(155, 30, 1000), machine((FAST, SLOW, CPU))
     solution = search(loads, there, given)
     assert solution is not None

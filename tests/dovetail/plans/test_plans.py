@@ -13,7 +13,6 @@ import dovetail
 from dovetail.compiler.errors import PlanFileError, ProgramTextError, UsageError
 from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.text.plan_file import load_plan
-from dovetail.compiler.text.printer import print_program
 from dovetail.passes.rewrites.chunk import chunks_of
 from dovetail.passes.states.solve import Solver
 from dovetail.passes.states.states import split_mode_of
@@ -219,5 +218,5 @@ def test_states_of_plans_are_not_solved_for_again(
     assert torch.equal(painted(pipe), picture)
     assert traced == []
     (found,), (known,) = (one.dovetail.programs["transformer"] for one in (pipe, wanted))
-    assert print_program(found.program) == print_program(known.program)
+    assert str(found.program.schedule) == str(known.program.schedule)
     assert split_mode_of(found.program) == "tensor"
