@@ -34,9 +34,9 @@ from ..compiler.ir.schedule import (
     Free,
     Input,
     Instruction,
+    Lifetime,
     Load,
     Output,
-    Release,
     Run,
     Schedule,
     ValueRef,
@@ -72,10 +72,9 @@ def turns_of(program: Program, schedule: Schedule) -> Turns | None:
     """
     if program.symbols or not program.is_grouped:
         return None
-    loads = [one for one in schedule if isinstance(one, Load) and one.lifetime is not one.lifetime.PROGRAM]
-    if loads:
+    if any(isinstance(one, Load) and one.lifetime is not Lifetime.PROGRAM for one in schedule):
         return None
-    numbered = _Numbered(program)
+    numbered = _Numbered()
     placed = [(number, *numbered.take(number, one)) for number, one in enumerate(schedule) if _is_issued(one)]
     awaited: dict[int, list[Device]] = defaultdict(list)
     for _, device, waits in placed:
@@ -99,8 +98,7 @@ def _is_issued(one: Instruction) -> bool:
 class _Numbered:
     """What was issued so far, by the number of its instruction: what makes or allocates values, and what sends."""
 
-    def __init__(self, program: Program) -> None:
-        self._program = program
+    def __init__(self) -> None:
         self._made: dict[tuple[ValueRef, Device], tuple[Device, int]] = {}
         self._sent: dict[Copy, tuple[Device, int]] = {}
         self._last: dict[Device, int] = {}
@@ -146,8 +144,6 @@ def _issuer(one: Instruction) -> Device:
     match one:
         case Copy(_, source):
             return source
-        case Release(load):
-            return load.device
         case Run(device=device) | Allocate(device=device) | Await(device=device) | Free(device=device):
             return device
     raise ValueError(f"{one} is issued by no device")

@@ -233,16 +233,20 @@ def sleeping(seed: int) -> Callable[[int, str, set[torch.device]], None]:
     return sleep
 
 
+def expect_the_same_delayed(program: dovetail.CompiledModule, call: Call, calls: int, what: object) -> None:
+    """Random delays before copies and operations change no bit of a program, which is unloaded then."""
+    expected = result(program, call)
+    for seed in range(calls):
+        with Before(sleeping(seed)):
+            found = program(**call)[0]
+        assert torch.equal(found.cpu(), expected), f"call {seed} of {what}"
+    program.unload()
+
+
 def delays(cards: Sequence[str], calls: int = 200) -> str:
     """Random delays before copies and operations change no bit: a missing wait between streams would."""
     for more in ({}, {"params_backend": "cpu"}, {"split_mode": "row"} if len(cards) > 1 else {}):
-        program, call = compiled("&".join(cards), **more)
-        expected = result(program, call)
-        for seed in range(calls):
-            with Before(sleeping(seed)):
-                found = program(**call)[0]
-            assert torch.equal(found.cpu(), expected), f"call {seed} of {more}"
-        program.unload()
+        expect_the_same_delayed(*compiled("&".join(cards), **more), calls, more)
     return f"{calls} calls with delays, resident, staged{' and by rows' if len(cards) > 1 else ''}: the same bits"
 
 

@@ -35,13 +35,12 @@ from dovetail.runtime.devices.transfers import copies_arrive, start_copy
 
 from .gpu_checks import (
     WORKSPACE,
-    Before,
     Call,
     allocated,
+    expect_the_same_delayed,
     hidden_waits_are_errors,
     on,
     peaks_of_calls,
-    sleeping,
     subject,
     torch_device,
 )
@@ -202,13 +201,8 @@ def unpacked(mode: str, cards: Sequence[str]) -> str:
 def delayed(mode: str, cards: Sequence[str], calls: int = 50) -> str:
     """Random delays before copies and operations change no bit: a missing wait of an exchange would."""
     for rests in (None, "cpu"):
-        program, call = together(mode, cards, params_backend=rests)
-        expected = result(program, call)
-        for seed in range(calls):
-            with Before(sleeping(seed)):
-                found = program(**call)[0]
-            assert torch.equal(found.cpu(), expected), f"call {seed}, weights resting on {rests or 'their devices'}"
-        program.unload()
+        where = f"{mode}, weights resting on {rests or 'their devices'}"
+        expect_the_same_delayed(*together(mode, cards, params_backend=rests), calls, where)
     return f"{mode}: {calls} calls with delays, resident and staged: the same bits"
 
 
