@@ -31,4 +31,4 @@ def slow_group(shares: Sequence[int], devices: Sequence[Device] = (), latency: f
     """Slow devices with fast links, for which it pays to split tiny operations; cards if none are given."""
     group = tuple(devices) or tuple(Device.named(f"cuda{index}") for index in range(len(shares)))
     speed = Speed({"float32": 1e9}, 1e9, 1e9, 1e-9, peer=1e9)
-    return Group(group, tuple(shares), Speeds(dict.fromkeys(group, speed)), latency)
+    return Group(group, tuple(shares), Speeds(dict.fromkeys(group, speed), latency=latency))

@@ -35,6 +35,9 @@ SPREAD = 0.25
 DISK = 2.0 * GIGA
 """Bytes a second from a solid-state disk, where it was not measured."""
 
+LATENCY = 3e-5
+"""The seconds that a copy between devices takes beside its bytes: it is started, and the reader is told of its end."""
+
 LAUNCH_ON_HOST = 2.5e-5
 """The least seconds in which an operation is started and ends on the host, where nothing goes on meanwhile."""
 
@@ -84,7 +87,8 @@ class Speeds:
     """The speeds of all devices of a rig, of the disk, and of the links that a rig says.
 
     ``ways`` are the bytes a second between two devices, 0 where that is by the host, ``networks`` those between two
-    processes, and ``roots`` names that of each device whose way to the host others share.
+    processes, and ``roots`` names that of each device whose way to the host others share. ``latency`` are the seconds
+    that a copy between devices takes beside its bytes.
     """
 
     devices: Mapping[Device, Speed] = field(hash=False)
@@ -92,6 +96,7 @@ class Speeds:
     ways: Mapping[Pair, float] = field(default_factory=dict, hash=False)
     networks: Mapping[Processes, float] = field(default_factory=dict, hash=False)
     roots: Mapping[Device, str] = field(default_factory=dict, hash=False)
+    latency: float = LATENCY
 
     def __getitem__(self, device: Device) -> Speed:
         return self.devices[device]
@@ -125,11 +130,25 @@ class Speeds:
         return self.roots.get(device), *sorted(rate for pair, rate in self.ways.items() if device in pair)
 
     def lanes(self, source: Device, target: Device) -> list[str]:
-        """What a copy from one device to another takes of roots that others share, each in its direction."""
-        if self.way(source, target):
-            return []
+        """What a copy from one device to another takes of roots that others share, each in its direction.
+
+        A way that is faster than the slots is a bridge, which takes none; through the slots devices of one root reach
+        each other below it.
+        """
+        way, slot = self.way(source, target), min(self[source].link, self[target].link)
         up, down = self.roots.get(source), self.roots.get(target)
+        if way > slot or (way and up == down):
+            return []
         return [*([f"from {up}"] if up else []), *([f"to {down}"] if down else [])]
+
+    def taken(self, source: Device, target: Device) -> list[str]:
+        """All that a copy from one device to another takes, each for its seconds: what it leaves and enters by, roots.
+
+        The host has a slot for each device, and so no way in or out that they share, but for roots.
+        """
+        out = [] if source.is_host else [f"out of {source}"]
+        into = [] if target.is_host else [f"into {target}"]
+        return [*out, *into, *self.lanes(source, target)]
 
     def spread(self, devices: Iterable[Device]) -> float:
         """The part of a time on some devices that it may be off by; 0 where all of them were measured."""

@@ -22,7 +22,6 @@ from .machine import Machine
 from .partition import Piece, Problem, Room, Split, in_ranges, partition
 from .workload import Budgets, Load
 
-LATENCY = 3e-5  # seconds that a crossing takes besides its bytes: two devices wait for each other
 PARTS = 16
 """Of a chain that is split over several devices while ways are looked for."""
 
@@ -302,7 +301,7 @@ def problem_of(
         {(i, j): 1 / speeds.crossing(a, b) for i, a in enumerate(devices) for j, b in enumerate(devices)},
         host=chain.nbytes,
         slots=grain.slots,
-        latency=LATENCY,
+        latency=speeds.latency,
         exposed=grain.exposed,
     )
 

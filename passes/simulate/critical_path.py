@@ -108,21 +108,26 @@ class _Causes(ClockWalk):
             self.by[here] = self.begin(str(here), (here,))
             self.work[-1].seconds = self.computed[here] - start
         else:
-            self.by[copy] = len(self.work) - 1
+            lane = f"{here} to {copy.target}"
+            self.by[copy] = self.begin(lane, (lane,))
+            self.work[-1].seconds = self.speeds.latency
 
     def load(self, load: Load) -> None:
         """A load begins after its slot was released."""
         self.begins_after = (_ISSUING, (load.device, load.slot))
         super().load(load)
         if load.lifetime is Lifetime.STAGE:
-            self.by[load] = len(self.work) - 1
+            self.by[load] = self.by[f"loads to {load.device}"]
 
-    def take(self, lane: str, what: str, ready: float, seconds: float, roots: Sequence[str] = ()) -> float:
-        """A lane does one thing after another, and so does a root."""
-        begun = self.begin(lane, (*self.begins_after, lane, *roots))
-        self.by.update(dict.fromkeys((lane, *roots), begun))
-        self.work[-1].seconds = seconds
-        return super().take(lane, what, ready, seconds, roots)
+    def take(self, lane: str, what: str, ready: float, seconds: float, shared: Sequence[str] = ()) -> float:
+        """A lane does one thing after another, and so does what others share, which is a piece of work for each."""
+        own = self.begin(lane, (*self.begins_after, lane, *shared))
+        self.work[own].seconds = seconds
+        for one in shared:
+            self.by[one] = self.begin(lane, (*self.begins_after, one))
+            self.work[-1].seconds = seconds
+        self.by[lane] = own
+        return super().take(lane, what, ready, seconds, shared)
 
     def begin(self, lane: str, clocks: Sequence[Hashable]) -> int:
         """Notes a piece of work that begins when all of some clocks have come so far; returns its number."""

@@ -2,8 +2,10 @@
 
 One walk over the instructions, in the order in which they take effect. Each device computes one operation after
 another. Beside it a lane brings weights to it, one load after another in the order of the schedule, and the copies
-from one device to another follow each other on a lane of their own. Devices of one root take turns on their way to the
-host, and on that from it. A load begins where it stands, as soon as its lane is free and the slot that it lands in was
+from one device to another follow each other on a lane of their own. All copies out of a device share what it sends by,
+and all into it what it receives by (`Speeds.taken`); devices of one root share their way to the host, and that from it:
+each takes its seconds there, and has passed when all of these are over. What is copied can be read a latency later. A
+load begins where it stands, as soon as its lane is free and the slot that it lands in was
 released: on a device that is launched from the host that may be long before the operations that were issued earlier
 have run. On the host, and on simulated devices, which compute as they are issued, it is not.
 
@@ -117,7 +119,7 @@ class ClockWalk:
     def ended(self) -> Timeline:
         """All that was seen, at the end of the call."""
         self.end_run()
-        end = max((*self.computed.values(), *self.free.values()), default=0.0)
+        end = max((*self.computed.values(), *self.free.values(), *self.arrived.values()), default=0.0)
         return Timeline(end, tuple(self.spans), dict(self.waited), dict(self.bringing))
 
     def end_run(self) -> None:
@@ -177,8 +179,9 @@ class ClockWalk:
             return
         made = max(self.computed[copy.source], self.issued)
         seconds = nbytes / self.speeds.crossing(copy.source, copy.target)
-        roots = self.speeds.lanes(copy.source, copy.target)
-        self.arrived[copy] = self.take(f"{copy.source} to {copy.target}", str(copy.sent), made, seconds, roots)
+        shared = self.speeds.taken(copy.source, copy.target)
+        passed = self.take(f"{copy.source} to {copy.target}", str(copy.sent), made, seconds, shared)
+        self.arrived[copy] = passed + self.speeds.latency
 
     def load(self, load: Load) -> None:
         """Weights come from where each rests, when the lane and the slot are free."""
@@ -198,9 +201,13 @@ class ClockWalk:
         from_disk = self.program.residency.get(weight.whole) is Residency.DISK
         return weight.nbytes / self.speeds.loading(device, from_disk)
 
-    def take(self, lane: str, what: str, ready: float, seconds: float, roots: Sequence[str] = ()) -> float:
-        """Takes a lane for some seconds, from when it, ``roots`` beside it and the work are ready; returns the end."""
-        start = max(ready, *(self.free[one] for one in (lane, *roots)))
-        self.free.update(dict.fromkeys((lane, *roots), start + seconds))
+    def take(self, lane: str, what: str, ready: float, seconds: float, shared: Sequence[str] = ()) -> float:
+        """Takes a lane for some seconds, from when it and the work are ready, and what others share; returns the end.
+
+        What is shared is taken as soon as it is free, so that nobody waits for it because of another one.
+        """
+        start = max(ready, *(self.free[one] for one in (lane, *shared)))
+        self.free.update({one: max(ready, self.free[one]) + seconds for one in shared})
+        self.free[lane] = start + seconds
         self.spans.append(Span(lane, what, start, start + seconds))
         return start + seconds

@@ -163,13 +163,13 @@ def _longest(program: Program, node: Node, speeds: Speeds) -> float:
 
 
 def _crossing(program: Program, transfer: Node, speeds: Speeds) -> float:
-    """The seconds for which something is on its way for a transfer, on the lane that takes longest."""
-    lanes: dict[object, float] = defaultdict(float)
+    """The seconds for which something is on its way for a transfer, by what takes longest of what copies take."""
+    lanes: dict[str, float] = defaultdict(float)
     for source, target, nbytes in sent(program, transfer):
         seconds = nbytes / speeds.crossing(source, target)
-        for lane in ((source, target), *speeds.lanes(source, target)):
+        for lane in speeds.taken(source, target):
             lanes[lane] += seconds
-    return max(lanes.values(), default=0.0)
+    return speeds.latency + max(lanes.values()) if any(lanes.values()) else 0.0
 
 
 def _landing(program: Program, transfer: Node, speeds: Speeds) -> float:

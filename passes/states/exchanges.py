@@ -18,9 +18,6 @@ from ...compiler.devices.speeds import Speeds
 from ...compiler.ir.state import PARTIAL, WHOLE, Halo, Parted, Range, Split, State
 from .shares import parts_of_sum, state_of_sum
 
-LATENCY = 3e-5
-"""The seconds that an exchange takes beside its bytes: devices wait for one another, and several copies start."""
-
 Flow = tuple[tuple[int, ...], ...]
 """The bytes that each device sends, by number, to each by number."""
 
@@ -33,33 +30,31 @@ class Group:
         devices: those of the group; the first has inputs and outputs.
         shares: a part of the work for each, in integers of which some may be 0.
         speeds: of the devices, and of the ways between them.
-        latency: the seconds that an exchange takes beside its bytes.
     """
 
     devices: tuple[Device, ...]
     shares: tuple[int, ...]
     speeds: Speeds = field(hash=False)
-    latency: float = LATENCY
 
     def __len__(self) -> int:
         return len(self.devices)
 
     @cached_property
     def rates(self) -> Mapping[tuple[int, int], tuple[float, tuple[str, ...]]]:
-        """From each device to each other, by number: bytes a second, and what the way takes of shared roots."""
+        """From each device to each other, by number: bytes a second, and all that the way takes."""
         ways = [(one, other) for one in range(len(self)) for other in range(len(self)) if one != other]
         return {(one, other): self._way(self.devices[one], self.devices[other]) for one, other in ways}
 
     def _way(self, one: Device, other: Device) -> tuple[float, tuple[str, ...]]:
-        return self.speeds.crossing(one, other), tuple(self.speeds.lanes(one, other))
+        return self.speeds.crossing(one, other), tuple(self.speeds.taken(one, other))
 
     def seconds(self, flow: Flow, exchanges: int = 1) -> float:
         """The time in which all is sent: of the device, or the shared root, that takes longest, and to begin."""
-        taken: dict[object, float] = defaultdict(float)
+        taken: dict[str, float] = defaultdict(float)
         for (one, other), (rate, lanes) in self.rates.items():
-            for lane in (("from", one), ("to", other), *lanes):
+            for lane in lanes:
                 taken[lane] += flow[one][other] / rate
-        return exchanges * self.latency + max(taken.values(), default=0.0) if any(map(any, flow)) else 0.0
+        return exchanges * self.speeds.latency + max(taken.values(), default=0.0) if any(map(any, flow)) else 0.0
 
 
 def kind_of(source: State, target: State) -> str:

@@ -242,7 +242,7 @@ def _as_if_free(group: Group) -> Group:
     """The same devices, where nothing takes time but work and memory traffic."""
     speeds = group.speeds
     devices = {one: replace(speed, launch=0.0, peer=_FREE, link=_FREE) for one, speed in speeds.devices.items()}
-    return replace(group, speeds=replace(speeds, devices=devices, ways={}, roots={}), latency=0.0)
+    return replace(group, speeds=replace(speeds, devices=devices, ways={}, roots={}, latency=0.0))
 
 
 def _by_speed(program: Program, speeds: Speeds) -> list[int]:

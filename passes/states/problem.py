@@ -20,7 +20,7 @@ from ...compiler.states import pointwise
 from ...compiler.states.convolutions import NAMES as CONVOLUTIONS
 from ...compiler.states.strategy import Strategy, name_of
 from ...compiler.states.table import rule_of
-from ..simulate.cost import OpCost, cost_of
+from ..simulate.cost import FREE, OpCost, cost_of
 from .exchanges import Flow, Group, can_change, exchanges_of, flow_of
 from .folding import Folded, Reading, Tensor, made_by, operands_of
 
@@ -99,22 +99,22 @@ class Problem:
         return {node: tuple(self._times(node, some)) for node, some in self.ways.items()}
 
     def _times(self, node: Node, ways: Iterable[Strategy]) -> Iterator[float]:
-        whole, count = cost_of(node), self.folded.count(node)
+        count, speeds = self.folded.count(node), [self.group.speeds[one] for one in self.group.devices]
+        for costs in self._costs(node, ways):
+            yield count * max(cost.seconds(speed) for cost, speed in zip(costs, speeds, strict=True))
+
+    def _costs(self, node: Node, ways: Iterable[Strategy]) -> Iterator[tuple[OpCost, ...]]:
+        """What each device does in each way of an operation."""
+        whole = cost_of(node)
         is_free = not (whole.flops or whole.read or whole.written)
         sizes = [(one, sum(tensor.nbytes for tensor in tensors_of(one))) for one in operands_of(node)]
         for way in ways:
-            yield 0.0 if is_free else count * max(self._time(whole, sizes, way, at) for at in range(len(self.group)))
+            yield tuple(FREE if is_free else _cost(whole, sizes, way, at) for at in range(len(self.group)))
 
-    def _time(self, whole: OpCost, sizes: Sequence[tuple[Node, int]], way: Strategy, member: int) -> float:
-        """The seconds of a device in a way of an operation, by the cost of it all and the bytes of its operands."""
-        made = sum(_share(state, member) for state in way.results) / max(1, len(way.results)) if way.results else 1.0
-        if not made:
-            return 0.0
-        every = sum(nbytes for _, nbytes in sizes) or 1
-        read = sum(nbytes * _share(way.takes(one), member) for one, nbytes in sizes) / every
-        work, written = whole.flops * _work(way, member), int(whole.written * made)
-        cost = replace(whole, flops=work, written=written, read=int(whole.read * read))
-        return cost.seconds(self.group.speeds[self.group.devices[member]])
+    def work(self, choice: Choice) -> Iterator[tuple[tuple[OpCost, ...], int]]:
+        """What each device does of each operation in the way that is chosen, and how many equal ones there are."""
+        for node, some in self.ways.items():
+            yield from ((costs, self.folded.count(node)) for costs in self._costs(node, [some[choice[node]]]))
 
     def change(self, tensor: Tensor, source: State, target: State) -> tuple[Flow, float]:
         """What devices send one another for a change of state of one tensor, and its seconds."""
@@ -282,6 +282,17 @@ def _all_of(node: Node, tensors: Iterable[Tensor]) -> int:
 
 def _nbytes(node: Node) -> int:
     return sum(one.nbytes for one in tensors_of(node))
+
+
+def _cost(whole: OpCost, sizes: Sequence[tuple[Node, int]], way: Strategy, member: int) -> OpCost:
+    """What a device does in a way of an operation, by the cost of it all and the bytes of its operands."""
+    made = sum(_share(state, member) for state in way.results) / max(1, len(way.results)) if way.results else 1.0
+    if not made:
+        return FREE
+    every = sum(nbytes for _, nbytes in sizes) or 1
+    read = sum(nbytes * _share(way.takes(one), member) for one, nbytes in sizes) / every
+    work, written = whole.flops * _work(way, member), int(whole.written * made)
+    return replace(whole, flops=work, written=written, read=int(whole.read * read))
 
 
 def _share(state: State, member: int) -> float:

@@ -176,3 +176,19 @@ def test_devices_of_a_root_share_their_way_to_the_host() -> None:
     assert known.lanes(FIRST, rig.host) == ["from root0"]
     assert known.lanes(rig.host, THIRD) == known.lanes(FIRST, SECOND) == []
     assert known.lanes(FIRST, THIRD) == ["from root0"]
+
+
+def test_copies_through_slots_take_roots_where_these_differ_and_bridges_take_none() -> None:
+    known = speeds_of(Rig.parse("4x RTX A5000;cuda0+cuda1@root0;cuda2+cuda3@root1;cuda1-cuda2=NVLink"))
+    fourth = Device("cuda", 3)
+    assert known.lanes(FIRST, SECOND) == []
+    assert known.lanes(FIRST, THIRD) == known.lanes(SECOND, fourth) == ["from root0", "to root1"]
+    assert known.lanes(SECOND, THIRD) == []
+
+
+def test_all_copies_out_of_a_device_and_into_one_share_a_way_there_but_those_of_the_host_none() -> None:
+    rig = Rig.parse("2x L20,64GiB;cuda0+cuda1@root0")
+    known = speeds_of(rig)
+    assert known.taken(FIRST, SECOND) == ["out of cuda0", "into cuda1"]
+    assert known.taken(rig.host, SECOND) == ["into cuda1", "to root0"]
+    assert known.taken(FIRST, rig.host) == ["out of cuda0", "from root0"]

@@ -47,7 +47,7 @@ def test_a_search_counts_what_devices_load_as_if_they_shared_a_root(count: int, 
     traced.keep(Residency.HOST)
     program = PassManager(default_passes((1.0, 1.0))).run(traced)
     cards, host = program.devices, program.rig.host
-    apart = Speeds(dict.fromkeys((*cards, host), Speed({"float32": rate}, 1e18, 1e9, 0.0)), 1e8)
+    apart = Speeds(dict.fromkeys((*cards, host), Speed({"float32": rate}, 1e18, 1e9, 0.0)), 1e8, latency=0.0)
     shared = replace(apart, roots=dict.fromkeys(cards, "root0"))
     seconds = {known: timeline(program, known).seconds for known in (apart, shared)}
 

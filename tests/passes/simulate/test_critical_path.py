@@ -22,7 +22,8 @@ RIGS = ["cpu=1GiB", "cuda0=1GiB", "cuda0=1GiB,cuda1=1GiB", "sim0=1GiB,sim1=1GiB,
 )
 def test_it_is_as_long_as_the_call(rig: str, rests: str, mode: str) -> None:
     one = program(rig, rests, mode, width=256 if mode == "row" else 64)
-    for known in (speeds(one), speeds(one, computing=1e9), speeds(one, link=1e6), speeds(one, launch=1e-3)):
+    for known in (speeds(one), speeds(one, computing=1e9), speeds(one, link=1e6), speeds(one, launch=1e-3),
+                  speeds(one, latency=1e-4)):  # fmt: skip
         path = critical_path(one, known)
         assert sum(part.seconds for part in path) == pytest.approx(timeline(one, known).seconds)
         assert all(math.isfinite(part.seconds) and part.seconds >= 0 for part in path)

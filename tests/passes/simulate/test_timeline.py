@@ -34,10 +34,17 @@ def program(rig: str, rests: str = "device", mode: str = "layer", width: int = W
     return PassManager(default_passes(shares, split_mode=mode)).run(traced)
 
 
-def speeds(of: Program, computing: float = 1e12, link: float = 1e9, disk: float = 1e8, launch: float = 0.0) -> Speeds:
+def speeds(
+    of: Program,
+    computing: float = 1e12,
+    link: float = 1e9,
+    disk: float = 1e8,
+    launch: float = 0.0,
+    latency: float = 0.0,
+) -> Speeds:
     """Memory is so fast that arithmetic alone counts."""
     speed = Speed({"float32": computing}, 1e18, link, launch)
-    return Speeds({**dict.fromkeys(of.devices, speed), of.rig.host: speed}, disk)
+    return Speeds({**dict.fromkeys(of.devices, speed), of.rig.host: speed}, disk, latency=latency)
 
 
 def computing(of: Program, known: Speeds) -> float:
@@ -57,6 +64,9 @@ def test_values_that_cross_are_waited_for() -> None:
     known = speeds(one)
     crossing = 2 * WIDTH * 4 / 1e9  # there, and the result back
     assert timeline(one, known).seconds == pytest.approx(computing(one, known) + crossing)
+    late = timeline(one, speeds(one, latency=1e-3))
+    assert late.seconds == pytest.approx(computing(one, known) + crossing + 2e-3)
+    assert late.busy("cuda0 to cuda1") == pytest.approx(crossing / 2)  # for others may cross meanwhile
 
 
 @pytest.mark.parametrize(("rests", "rate"), [("cpu", 1e9), ("disk", 1e8)])
