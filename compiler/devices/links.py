@@ -1,7 +1,8 @@
 """How the devices of a rig reach one another: ways of pairs, roots that several share, networks between processes.
 
 In the text of a rig they stand behind its devices, each behind a semicolon: `cuda0-cuda1=NVLink` (or `P2P`, `no P2P`,
-or a rate such as `50GB/s`), `cuda0+cuda1@root0` (their ways to the host are one), `r0-r1=10Gbit`.
+or a rate such as `50GB/s`), `cuda0+cuda1@root0` (their ways to the host are one), `r0-r1=10Gbit`. What cards compute a
+second stands there too, see `rates`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ..spans import Span
 from ..units import NUMBER, number_text
 from .cards import NVLINK, WAYS, card_of, peer_of, plain_name
 from .device import Device, device_in, no_device
+from .rates import Rates, rates_in
 
 T = TypeVar("T")
 
@@ -58,14 +60,18 @@ class Way:
 
 @dataclass(frozen=True)
 class Links:
-    """The ways of pairs of devices, the networks between two processes, and the root of each device that shares one."""
+    """The ways of pairs of devices, the networks between two processes, and the root of each device that shares one.
+
+    ``rates`` are what a rig says that devices compute.
+    """
 
     ways: Mapping[Pair, Way] = field(default_factory=dict, hash=False)
     networks: Mapping[Processes, Way] = field(default_factory=dict, hash=False)
     roots: Mapping[Device, str] = field(default_factory=dict, hash=False)
+    rates: Mapping[Device, Rates] = field(default_factory=dict, hash=False)
 
     def __bool__(self) -> bool:
-        return bool(self.ways or self.networks or self.roots)
+        return bool(self.ways or self.networks or self.roots or self.rates)
 
     def only(self, devices: Collection[Device]) -> Links:
         """The links of some devices among themselves; a root of which one is left is none."""
@@ -75,13 +81,15 @@ class Links:
         networks = {pair: way for pair, way in self.networks.items() if pair <= processes}
         roots = {one: root for one, root in self.roots.items() if one in there}
         members = Counter(roots.values())
-        return Links(ways, networks, {one: root for one, root in roots.items() if members[root] > 1})
+        rates = {one: some for one, some in self.rates.items() if one in there}
+        return Links(ways, networks, {one: root for one, root in roots.items() if members[root] > 1}, rates)
 
     def __str__(self) -> str:
         """The text form, with a semicolon before each link."""
         texts = [f"{_joined(pair)}={way}" for pair, way in self.ways.items()]
-        for root in dict.fromkeys(self.roots.values()):
-            texts.append(f"{'+'.join(str(one) for one in self.roots if self.roots[one] == root)}@{root}")
+        for of_devices in (self.roots, self.rates):
+            for value in dict.fromkeys(of_devices.values()):
+                texts.append(f"{'+'.join(str(one) for one in of_devices if of_devices[one] == value)}@{value}")
         texts += [f"{'-'.join(f'r{one}' for one in sorted(pair))}={way}" for pair, way in self.networks.items()]
         return "".join(f";{text}" for text in texts)
 
@@ -106,6 +114,7 @@ def parse_links(items: Sequence[Span], labels: Mapping[Device, str]) -> Links:
     ways: dict[Pair, Way] = {}
     networks: dict[Processes, Way] = {}
     roots: dict[Device, str] = {}
+    rates: dict[Device, Rates] = {}
     for item in (one for one in items if one.value):
         ends, way = item.partition("=")
         members, root = item.partition("@")
@@ -114,11 +123,13 @@ def parse_links(items: Sequence[Span], labels: Mapping[Device, str]) -> Links:
         elif way is not None:
             pair = _pair_of(ends, labels)
             _put(ways, pair, _way(way, [labels[one] for one in pair]), item)
+        elif root is not None and (found := rates_in(root)) is not None:
+            _reach(rates, members, found, labels)
         elif root is not None:
             _join(roots, members, root, labels)
         else:
             raise item.error(f"{item.value!r} is no link", _EXAMPLE)
-    return Links(ways, networks, roots)
+    return Links(ways, networks, roots, rates)
 
 
 def _put(known: dict[frozenset[T], Way], pair: frozenset[T], way: Way, item: Span) -> None:
@@ -201,6 +212,16 @@ def _rated(text: Span) -> Way:
     if not _LEAST <= rate < _MOST:
         raise text.error(f"no link has {text.value}", "a rate such as 50GB/s or 10Gbit")
     return Way(rate=rate)
+
+
+def _reach(rates: dict[Device, Rates], members: Span, found: Rates, known: Collection[Device]) -> None:
+    """Gives some devices what they compute a second."""
+    for one in (_device(name, known) for name in members.split("+&")):
+        if one.is_host:
+            raise members.error("what the host computes is measured", "a card, such as cuda0@92/104TFLOPS")
+        if one in rates:
+            raise members.error(f"what {one} computes stands twice in the rig", "each device once")
+        rates[one] = found
 
 
 def _join(roots: dict[Device, str], members: Span, root: Span, known: Collection[Device]) -> None:

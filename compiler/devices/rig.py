@@ -74,8 +74,9 @@ class Rig:
         card: `24GiB@RTX 3090`, behind which its way to others of its kind may stand: `NVLink`, `P2P` (through the slot)
         or `no P2P` (through the host). The same is reserved of it as of a device that is found. Cards may stand without
         the names of devices: `2x RTX 3090,64GiB`, see `rig_items`. `cpu` and simulated devices may go without: they
-        get what this host has. Behind semicolons stand the ways of pairs, shared roots and networks, see `links`. A rig
-        can run here if each of its devices is the host, simulated, or found here and as large.
+        get what this host has. Behind semicolons stand the ways of pairs, shared roots, networks and what cards
+        compute, see `links`. A rig can run here if each of its devices is the host, simulated, or found here and as
+        large.
 
         Raises:
             SpecError: the text is not a rig.
@@ -216,7 +217,8 @@ def joined_links(rigs: Iterable[Rig]) -> Links:
     links = [rig.links for rig in rigs]
     ways = {pair: way for one in links for pair, way in one.ways.items()}
     networks = {pair: way for one in links for pair, way in one.networks.items()}
-    return Links(ways, networks, {device: root for one in links for device, root in one.roots.items()})
+    rates = {device: some for one in links for device, some in one.rates.items()}
+    return Links(ways, networks, {device: root for one in links for device, root in one.roots.items()}, rates)
 
 
 def _on_demand(text: str) -> Device | None:

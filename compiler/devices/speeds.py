@@ -19,6 +19,7 @@ from .cards import SINGLE, Card, card_of, card_of_size, peer_of
 from .device import Device
 from .links import Pair, Processes, Way
 from .memory import Memory
+from .rates import Rates
 from .rig import Rig
 
 TERA, GIGA = 1e12, 1e9
@@ -175,7 +176,9 @@ def speeds_of(
     own = host if host is not None and rig.present else HOST_SPEED
     known = (measured or {}) if rig.present else {}
     named = {
-        device: _by_way(known.get(device) or _speed(device, memory, own), memory)
+        device: _by_rates(
+            _by_way(known.get(device) or _speed(device, memory, own), memory), rig.links.rates.get(device)
+        )
         for device, memory in rig.memory.items()
     }
     links = rig.links
@@ -194,6 +197,15 @@ def _by_way(speed: Speed, memory: Memory) -> Speed:
     card = card_of(memory.label) if memory.way else None
     rate = peer_of(card, memory.way) if card is not None else None
     return speed if rate is None else replace(speed, peer=rate * GIGA * REACHED["link"])
+
+
+def _by_rates(speed: Speed, rates: Rates | None) -> Speed:
+    """A speed with what a rig says of half precision, in the dtypes that the device has units for."""
+    if rates is None:
+        return speed
+    halves = _HALVES[:1] if speed.lacks_bfloat16 else _HALVES
+    products, attention = (dict.fromkeys(halves, one * TERA) for one in (rates.products, rates.attention))
+    return replace(speed, flops={**speed.flops, **products}, attention={**speed.attention, **attention})
 
 
 def _speed(device: Device, memory: Memory, host: Speed) -> Speed:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dovetail.compiler.devices.device import Device
 from dovetail.compiler.devices.links import Links, Way
 from dovetail.compiler.devices.memory import Memory
+from dovetail.compiler.devices.rates import Rates
 from dovetail.compiler.devices.rig import Rig, joined_links
 from dovetail.compiler.devices.speeds import speeds_of
 from dovetail.compiler.errors import SpecError
@@ -21,6 +22,8 @@ FIRST, SECOND, THIRD, FAR = CARDS[0], CARDS[1], CARDS[2], CARDS[3]
 
 ways = st.sampled_from(["NVLink", "P2P", "no P2P"]).map(Way) | st.floats(1e-3, 1e5).map(lambda rate: Way(rate=rate))
 
+teras = st.floats(1e-3, 1e5)
+
 
 @st.composite
 def rigs(draw: st.DrawFn) -> Rig:
@@ -29,7 +32,8 @@ def rigs(draw: st.DrawFn) -> Rig:
     pairs = draw(st.lists(st.sampled_from(within), unique=True, max_size=5))
     roots = {one: f"{draw(st.sampled_from('ab'))}{one.process}" for one in CARDS} if draw(st.booleans()) else {}
     network = {frozenset((0, 1)): Way(rate=draw(st.floats(1e-3, 1e3)))} if draw(st.booleans()) else {}
-    links = Links({frozenset(pair): draw(ways) for pair in pairs}, network, roots)
+    rates = draw(st.dictionaries(st.sampled_from(CARDS), st.builds(Rates, teras, teras), max_size=3))
+    links = Links({frozenset(pair): draw(ways) for pair in pairs}, network, roots, rates)
     return Rig({one: Memory(2**34, 2**34, label="RTX 3090") for one in CARDS}, links=links.only(CARDS))
 
 
@@ -63,7 +67,7 @@ def test_a_way_is_the_same_in_both_directions_and_none_is_slower_than_by_the_hos
             assert known.crossing(one, other) == pytest.approx(said.rate * 1e9)
 
 
-@given(st.text("cuda01-+=@;,r NVLinkP2GBbits/s.5", max_size=40))
+@given(st.text("cuda01-+=@;,r NVLinkP2GBbits/s.5TFLOPS", max_size=40))
 def test_any_text_is_a_rig_or_gets_an_error_of_ours(text: str) -> None:
     try:
         rig = Rig.parse(f"{TWO};{text}")
@@ -82,6 +86,8 @@ def test_any_text_is_a_rig_or_gets_an_error_of_ours(text: str) -> None:
         ("cuda0-cuda1=1GiB/s", "cuda0-cuda1=1.073741824GB/s"),
         ("cuda0-cuda1=5E1GBps", "cuda0-cuda1=50GB/s"),
         ("cuda0 & cuda1 @ Root0", "cuda0+cuda1@root0"),
+        ("cuda0@60 tflops", "cuda0@60TFLOPS"),
+        ("cuda1 + cuda0 @ 6e1 / 45.5 TFLOP/s", "cuda1+cuda0@60/45.5TFLOPS"),
         ("", ""),
         (";;", ""),
     ],
@@ -116,6 +122,11 @@ def test_spellings(typed: str, written: str) -> None:
         ("cuda0+cuda0@root0", "a root is shared by two"),
         ("cuda0+cuda1@", "is no name of a root"),
         ("cuda0+cuda1@a;cuda0+cuda1@b", "stands twice among the roots"),
+        ("cuda0@0TFLOPS", "no card computes 0TFLOPS"),
+        ("cuda0@1e9TFLOPS", "no card computes"),
+        ("cuda0@60TFLOPS;cuda0@50TFLOPS", "what cuda0 computes stands twice"),
+        ("cuda2@60TFLOPS", "the rig has no cuda2"),
+        ("cuda0@60", "is no name of a root"),
     ],
 )
 def test_what_is_no_link_is_refused_in_our_words(links: str, problem: str) -> None:
@@ -192,3 +203,15 @@ def test_all_copies_out_of_a_device_and_into_one_share_a_way_there_but_those_of_
     assert known.taken(FIRST, SECOND) == ["out of cuda0", "into cuda1"]
     assert known.taken(rig.host, SECOND) == ["into cuda1", "to root0"]
     assert known.taken(FIRST, rig.host) == ["out of cuda0", "from root0"]
+
+
+def test_what_a_card_computes_is_what_the_rig_says_of_it() -> None:
+    rig = Rig.parse("2x L20,RTX 2080 Ti,64GiB;cuda0+cuda2@60/45TFLOPS")
+    known = speeds_of(rig)
+    for dtype in ("float16", "bfloat16"):
+        assert (known[FIRST].rate(dtype), known[FIRST].rate(dtype, True)) == (60e12, 45e12)
+        assert known[FIRST].rate("float32") == known[SECOND].rate("float32")
+        assert known[SECOND].rate(dtype) > 60e12
+    assert known[THIRD].rate("float16") == 60e12 > known[THIRD].rate("bfloat16")  # which it has no units for
+    with pytest.raises(SpecError, match="what the host computes is measured"):
+        Rig.parse(f"{TWO},cpu=64GiB;cpu@1TFLOPS")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +31,14 @@ def test_four_of_five_rows_that_nothing_was_fitted_on_lie_within_what_is_asked()
         alike = [row for row in others if (row.within == NVLINK) is links]
         within = sum(abs(off_by(row, WORK)) <= row.within for row in alike)
         assert within >= 0.8 * len(alike), summary(WORK)
+
+
+def test_the_documentation_counts_them() -> None:
+    others = [row for row in ROWS if not row.fitted]
+    within = sum(abs(off_by(row, WORK)) <= row.within for row in others)
+    told = " ".join((Path(__file__).parents[3] / "docs/devices.md").read_text().split())
+    assert f"beside {len(ROWS)} published measurements" in told
+    assert f"Of the other {len(others)} rows {within} lie within what was asked" in told
 
 
 def test_cards_across_sockets_are_explained_by_a_root_that_all_of_them_share() -> None:
