@@ -24,7 +24,11 @@ from .rig import Rig
 
 TERA, GIGA = 1e12, 1e9
 REACHED = {"bandwidth": 0.8, "cached": 1.6, "link": 0.76}
-"""The part of published figures that element-wise operations and pinned copies reach, on every card.
+"""The part of published figures that element-wise operations and copies reach, on every card.
+
+A link's is 24 of 31.5 GB/s through a slot of PCIe 4.0, and 342 of 450 by NVLink of an H100, where 0.87 of it is the
+most that was seen of very large copies (NVIDIA/nccl#1264). `benchmarks.prediction` has rows of both, and it was fitted
+on none.
 
 With a large cache element-wise operations exceed the memory's bandwidth: twice the 0.8 of other cards, by transformers
 on an L40S and on an RTX 4090, where 0.8 would ask for more arithmetic than the cards have.
@@ -37,7 +41,12 @@ DISK = 2.0 * GIGA
 """Bytes a second from a solid-state disk, where it was not measured."""
 
 LATENCY = 3e-5
-"""The seconds that a copy between devices takes beside its bytes: it is started, and the reader is told of its end."""
+"""The seconds that a copy between devices takes beside its bytes: it is started, and the reader is told of its end.
+
+Exchanges of few bytes take 8 to 14 µs by NCCL on cards in slots (flashinfer-ai/flashinfer#5023), and what Python does
+comes on top. It is 1 to 5 % of the time of FLUX.1 on L20: at 10 and at 40 µs as many rows of `benchmarks.prediction`
+lie within what is asked, give or take one.
+"""
 
 LAUNCH_ON_HOST = 2.5e-5
 """The least seconds in which an operation is started and ends on the host, where nothing goes on meanwhile."""
