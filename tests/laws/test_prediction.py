@@ -79,14 +79,14 @@ def seconds_of(known: Speeds, flow: Sequence[Sequence[int]]) -> list[float]:
 flows = st.lists(st.lists(st.integers(0, 10**8), min_size=4, max_size=4), min_size=4, max_size=4)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(speeds(), flows, st.floats(1, 100))
 def test_more_bandwidth_never_predicts_slower(known: Speeds, flow: list[list[int]], times: float) -> None:
     for slow, quick in zip(seconds_of(known, flow), seconds_of(with_links(known, times), flow), strict=True):
         assert quick <= slow * (1 + CLOSE)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(speeds(), flows, st.lists(st.sampled_from(["", "root0", "root1"]), min_size=4, max_size=4))
 def test_a_shared_root_never_predicts_quicker(known: Speeds, flow: list[list[int]], names: list[str]) -> None:
     cards = [one for one in known.devices if not one.is_host]
@@ -95,7 +95,7 @@ def test_a_shared_root_never_predicts_quicker(known: Speeds, flow: list[list[int
         assert apart <= joined * (1 + CLOSE)
 
 
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=6)
 @given(rates, rates, st.floats(0, 1e-4))
 def test_more_shares_of_equal_cards_never_predict_more_computing(rate: float, memory: float, launch: float) -> None:
     speed = Speed({"float32": rate}, memory, 1e15, launch)
@@ -113,7 +113,7 @@ def test_more_shares_of_equal_cards_never_predict_more_computing(rate: float, me
         assert all(more <= less * (1 + CLOSE) for less, more in zip([alone[0], *each], each, strict=False)), name
 
 
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=6)
 @given(st.floats(1e-6, 1e-3))
 def test_the_start_of_each_operation_counts(launch: float) -> None:
     one = model().copy()
