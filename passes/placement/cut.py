@@ -1,6 +1,6 @@
 """Cuts the graph into segments, once at each change of device, and puts in the transfers of the values that cross.
 
-A segment is a maximal run of consecutive nodes on one device. A value that is read on another device is brought there
+A segment is a maximal run of consecutive nodes on one device, of one micro-batch where there are several. A value that is read on another device is brought there
 by a transfer, once, however many nodes and segments read it there. One whose memory is written between two readings is
 brought once for each content that is read: behind the last write before that reading. In the place of several views
 that crosses which they are views of, where that is no more bytes (``shared_bases.py``). Where nodes run on groups a
@@ -57,7 +57,7 @@ class Cut(Pass):
         memory = share_bases(program)
         program.segments = tuple(
             Segment(index, device, tuple(nodes), group)
-            for index, (device, group, nodes) in enumerate(runs(program, device_of))
+            for index, (device, group, nodes) in enumerate(runs(program, device_of, by_part=True))
         )
         for segment in program.segments:
             for node in segment.nodes:
