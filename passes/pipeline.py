@@ -93,8 +93,8 @@ def default_passes(
 
     With ``keep``, as many weights stay on their devices as fit there, wherever they would rest. Wide parts are computed
     in ``chunk`` chunks, which may change last bits if there are more than one. With ``inductor`` equal blocks are
-    compiled once by Inductor, which may change last bits too. With ``micro_batches`` the pictures of a call go through a
-    layer split in so many parts, one after another, which may change last bits likewise.
+    compiled once by Inductor, which may change last bits too. With ``micro_batches`` the pictures of a call go
+    through a layer split in so many parts, one after another, which may change last bits likewise.
     """
     in_parts = micro_batches > 1 and split_mode == "layer"
     return (

@@ -41,7 +41,7 @@ class ResultTypes:
         """The type of a node's result; storages of operands by their numbers, others below 0."""
         with self.mode:
             fakes = {one: _fake(value_of(one)) for one in node.all_input_nodes}
-            args, kwargs = map_aggregate((node.args, node.kwargs), lambda one: _given(one, fakes))  # type: ignore[arg-type, misc]
+            args, kwargs = map_aggregate((node.args, node.kwargs), lambda one: _given(one, fakes))
             found = node.target(*args, **kwargs)  # type: ignore[operator]
         given = [tensor for fake in fakes.values() for tensor in _tensors(fake)]
         storages = {tensor.untyped_storage()._cdata: number for number, tensor in reversed(list(enumerate(given)))}

@@ -63,6 +63,14 @@ class MicroBatches(Pass):
         return Change(len(found.ways), f"operations computed in {found.count} parts")
 
 
+def micro_batches_of(program: Program) -> int:
+    """In how many micro-batches a program is computed: as many as were asked for; 1 where it runs whole."""
+    steps = [
+        step.removeprefix("micro-batches{parts=").rstrip("}") for step in program.history if "micro-batches{" in step
+    ]
+    return int(steps[-1]) if steps and IN_PARTS in program.facts else 1
+
+
 def _refusal(program: Program) -> NotDivisible | None:
     """Why parts would not go through devices in turn."""
     if len(program.devices) == 1:
@@ -88,7 +96,7 @@ class _Writer:
             operands = [self._operands(node, way, number) for number in numbers]
             self.made.update({(node, number): self._part(node, way, number, operands[number]) for number in numbers})
         self._join()
-        for node in reversed(self.division.ways):
+        for node in reversed(list(self.division.ways)):
             self.graph.erase_node(node)
 
     def _operands(self, node: Node, way: Strategy, number: int) -> dict[Node, Node]:

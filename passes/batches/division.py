@@ -60,14 +60,14 @@ def _sizes(program: Program) -> Iterator[int]:
     """How many pictures the inputs may be of, that of most inputs first."""
     shapes = [tensors_of(node)[0].shape for node in program.inputs() if tensors_of(node)]
     firsts = Counter(shape[0] for shape in shapes if len(shape) > 1 and isinstance(shape[0], int) and shape[0] > 1)
-    yield from (size for size, _ in firsts.most_common())  # type: ignore[misc]
+    yield from (size for size, _ in firsts.most_common())
 
 
 def _divided(program: Program, size: int, count: int) -> Division | NotDivisible:
     """What follows where the inputs of so many pictures are split."""
     state = Split(0, (bounds_of(size, [1] * count),))
     inputs = [node for node in program.inputs() if tensors_of(node) and tensors_of(node)[0].shape[:1] == (size,)]
-    walk = _Walk({node: (state,) for node in inputs})
+    walk = _Walk(dict.fromkeys(inputs, (state,)))
     for node in program.ops():
         problem = walk.take(node)
         if problem:
@@ -90,7 +90,7 @@ class _Walk:
             return "writes memory that parts have read" if self.read & writes(node) else ""
         if node.target is operator.getitem:
             several, at = node.args
-            way: Strategy | None = Strategy(self.states[several][at : at + 1], {})  # type: ignore[index, misc, operator]
+            way: Strategy | None = Strategy(self.states[several][at : at + 1], {})  # type: ignore[index, operator]
         else:
             way = self._way(node)
         if way is None:

@@ -89,7 +89,9 @@ def _stream_of(node: Node, made: Mapping[Node, tuple[int, _Run]]) -> int:
 
 def _in_turn(streams: Mapping[int, list[_Run]]) -> Iterator[_Run]:
     """All runs in the order in which they begin."""
-    waiting = {number: list(reversed(streams[number])) for number in sorted(streams, key=lambda one: (one == _END, one))}
+    waiting = {
+        number: list(reversed(streams[number])) for number in sorted(streams, key=lambda one: (one == _END, one))
+    }
     ended: dict[_Run, float] = {}
     free: dict[Device, float] = defaultdict(float)
     while any(waiting.values()):

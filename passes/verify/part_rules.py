@@ -22,7 +22,9 @@ def parts(snapshot: Snapshot) -> Iterator[Violation]:
     numbers = {part for node in snapshot.nodes if (part := part_of(node)) is not None}
     count = len(numbers)
     if numbers != set(range(count)) or (count > 0) != (IN_PARTS in snapshot.program.facts):
-        yield Violation("parts", f"there are the micro-batches {sorted(numbers) or 'none'}, and its facts say otherwise")
+        yield Violation(
+            "parts", f"there are the micro-batches {sorted(numbers) or 'none'}, and its facts say otherwise"
+        )
     taken: dict[tuple[Node, int], list[_Range]] = defaultdict(list)
     for node in snapshot.nodes if count else ():
         if node.target in MOVING:
