@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -64,16 +64,40 @@ def _sizes(program: Program) -> Iterator[int]:
 
 
 def _divided(program: Program, size: int, count: int) -> Division | NotDivisible:
-    """What follows where the inputs of so many pictures are split."""
+    """What follows where the inputs of so many pictures are split.
+
+    An input of which an operation takes several pictures together is left whole, if others are not: a model may read
+    the positions of the first picture for all.
+    """
     state = Split(0, (bounds_of(size, [1] * count),))
-    inputs = [node for node in program.inputs() if tensors_of(node) and tensors_of(node)[0].shape[:1] == (size,)]
-    walk = _Walk(dict.fromkeys(inputs, (state,)))
-    for node in program.ops():
-        problem = walk.take(node)
-        if problem:
-            where = origin_of(node).source
-            return NotDivisible(f"%{node.name} = {name_of(node)}{f', from {where},' if where else ''} {problem}")
-    return walk.ended(program, size, count)
+    inputs = {node for node in program.inputs() if tensors_of(node) and tensors_of(node)[0].shape[:1] == (size,)}
+    first: NotDivisible | None = None
+    while inputs:
+        walk = _Walk({node: (state,) for node in inputs})
+        failed = next((node for node in program.ops() if walk.take(node)), None)
+        found = walk.ended(program, size, count) if failed is None else _refused(failed)
+        if isinstance(found, Division):
+            return found
+        first = first or found
+        whole = _inputs_of(failed, inputs) if failed is not None else inputs
+        inputs = inputs - whole if whole < inputs else set()
+    return first or NotDivisible("its inputs are of one picture")
+
+
+def _refused(node: Node) -> NotDivisible:
+    where = origin_of(node).source
+    why = "takes several pictures together" if tensors_of(node) else "asks for the numbers of pictures"
+    return NotDivisible(f"%{node.name} = {name_of(node)}{f', from {where},' if where else ''} {why}")
+
+
+def _inputs_of(node: Node, inputs: Collection[Node]) -> set[Node]:
+    """Those of some inputs that an operation depends on."""
+    seen, todo = {node}, [node]
+    while todo:
+        more = [one for one in todo.pop().all_input_nodes if one not in seen]
+        seen.update(more)
+        todo += more
+    return seen.intersection(inputs)
 
 
 @dataclass
@@ -84,21 +108,21 @@ class _Walk:
     ways: dict[Node, Strategy] = field(default_factory=dict)
     read: set[int] = field(default_factory=set)  # the memory of what is whole and read by parts
 
-    def take(self, node: Node) -> str:
-        """Notes how an operation is computed in parts; returns why it is not, if so."""
+    def take(self, node: Node) -> bool:
+        """Notes how an operation is computed in parts; says whether it cannot be."""
         if self.states.keys().isdisjoint(node.all_input_nodes):
-            return "writes memory that parts have read" if self.read & writes(node) else ""
+            return not self.read.isdisjoint(writes(node))  # no part knows when another one has read it
         if node.target is operator.getitem:
             several, at = node.args
             way: Strategy | None = Strategy(self.states[several][at : at + 1], {})  # type: ignore[index, operator]
         else:
             way = self._way(node)
         if way is None:
-            return "takes several pictures together" if tensors_of(node) else "asks for the numbers of pictures"
+            return True
         self.ways[node], self.states[node] = way, way.results
         wholes = (one for one in node.all_input_nodes if one not in self.states and not weight_name(one))
         self.read |= {tensor.storage for one in wholes for tensor in tensors_of(one)}
-        return ""
+        return False
 
     def _way(self, node: Node) -> Strategy | None:
         """The way in which a part of an operation is made of that part of its operands, and of wholes."""

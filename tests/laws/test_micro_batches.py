@@ -244,7 +244,12 @@ REFUSED: dict[str, tuple[type[Stack], int, dict[str, Any], str]] = {
     "pictures that are mixed": (Mixing, 2, {}, "mean"),
     "one picture": (Stack, 1, {}, "one picture"),
     "weights that come in a call": (Stack, 2, {"params_backend": "cpu"}, "come in a call"),
-    "a size that changes": (Stack, 2, {"dynamic_shapes": {"x": {1: torch.export.Dim("n")}}}, "differ from call to call"),
+    "a size that changes": (
+        Stack,
+        2,
+        {"dynamic_shapes": {"x": {1: torch.export.Dim("n")}}},
+        "differ from call to call",
+    ),
     "a split by rows": (Stack, 2, {"split_mode": "row"}, "layer split"),
     "all devices together": (Stack, 2, {"split_mode": "sequence"}, "layer split"),
 }
