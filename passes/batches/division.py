@@ -73,7 +73,7 @@ def _divided(program: Program, size: int, count: int) -> Division | NotDivisible
     inputs = {node for node in program.inputs() if tensors_of(node) and tensors_of(node)[0].shape[:1] == (size,)}
     first: NotDivisible | None = None
     while inputs:
-        walk = _Walk({node: (state,) for node in inputs})
+        walk = _Walk(dict.fromkeys(inputs, (state,)))
         failed = next((node for node in program.ops() if walk.take(node)), None)
         found = walk.ended(program, size, count) if failed is None else _refused(failed)
         if isinstance(found, Division):
