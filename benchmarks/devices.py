@@ -5,9 +5,9 @@ In each round run, one after the other: one device alone; two modules that know 
 and a thread of its own, which is the limit; and the module over two devices by each mode. Printed are medians over the
 rounds: how many times quicker than one device, and the part of the limit. Micro-batches are two pictures that go
 through a layer split one behind the other; they are compared with the layer split that has both at once, and their
-limit is that of a pipeline of two parts: half of the time one device at work, half of it two. Rounds in which others took more than a
-tenth of a core are dropped; with fewer than eight that are left it says "not measured", and prints only what does not
-depend on who else computes: seconds of the CPU, bytes between devices and values that change state.
+limit is that of a pipeline of two parts: half of the time one device at work, half of it two. Rounds in which others
+took more than a tenth of a core are dropped; with fewer than eight that are left it says "not measured", and prints
+only what does not depend on who else computes: seconds of the CPU, bytes between devices and values that change state.
 """
 
 from __future__ import annotations

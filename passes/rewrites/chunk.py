@@ -17,7 +17,7 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from ...compiler.ir.program import Program, origin_of, value_of
+from ...compiler.ir.program import Program, origin_of, placement_of, value_of
 from ...compiler.ir.value import TensorType, Value
 from ..analysis.result_types import ResultTypes
 from ..chunking.bands import Band, bands
@@ -86,7 +86,7 @@ class _Writer:
 
     def _node(self, origin: Node, target: Any, args: Any, kwargs: Any = None) -> Node:
         node = self.graph.call_function(target, args, kwargs or {})
-        node.meta = {"value": self.types.of(node), "origin": origin_of(origin)}
+        node.meta = {"value": self.types.of(node), "origin": origin_of(origin), "placement": placement_of(origin)}
         return node
 
 
