@@ -57,10 +57,11 @@ def division_of(program: Program, count: int) -> Division | NotDivisible:
 
 
 def _sizes(program: Program) -> Iterator[int]:
-    """How many pictures the inputs may be of, that of most inputs first."""
-    shapes = [tensors_of(node)[0].shape for node in program.inputs() if tensors_of(node)]
-    firsts = Counter(shape[0] for shape in shapes if len(shape) > 1 and isinstance(shape[0], int) and shape[0] > 1)
-    yield from (size for size, _ in firsts.most_common())
+    """How many pictures the inputs may be of, that of most inputs first; none where most are of one."""
+    shapes = [tensors_of(node)[0].sizes for node in program.inputs() if tensors_of(node)]
+    sizes = [size for size, _ in Counter(shape[0] for shape in shapes if len(shape) > 1).most_common()]
+    if sizes and sizes[0] > 1:
+        yield from (size for size in sizes if size > 1)
 
 
 def _divided(program: Program, size: int, count: int) -> Division | NotDivisible:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import dovetail
+from dovetail.cli.app import app
 from dovetail.compiler.errors import SpecError
 from dovetail.passes.batches.divide import micro_batches_of
 from dovetail.passes.pipeline import default_passes, parse_passes
 from dovetail.plans.folder import Plans
 from dovetail.runtime import sim
+from testbed.pipelines.tiny_pipelines import paint, sd
 from tests.command_line import done
 
 from .test_table import ByParts, Stack, X
@@ -85,7 +86,6 @@ def test_a_plan_file_is_read_back_and_shown(tmp_path: Path) -> None:
         done("show", str(plan), "--as", kind, "-o", str(tmp_path / "shown"))
         assert (tmp_path / "shown").stat().st_size > 0
     assert "kept" in done("verify", "--deep", str(plan))
-    assert "--micro-batches" in done("show", str(plan), "--as", "text") + " --micro-batches"
 
 
 def test_the_passes_have_texts() -> None:
@@ -102,14 +102,20 @@ def test_what_is_no_number_of_parts_is_refused(given: Any) -> None:
         dovetail.compile(stack(), (X,), backend="sim0&sim1", micro_batches=given)
 
 
+def test_a_plan_says_what_is_asked_and_that_calls_of_one_picture_run_whole() -> None:
+    asked = ("--backend", "diffusion=sim0&sim1,te=sim1,vae=sim0", "--micro-batches", "diffusion=2", "--steps", "1")
+    result = CliRunner().invoke(app, ["plan", *asked])
+    assert "for its inputs are of one picture: it runs whole" in result.stderr
+    assert "--micro-batches diffusion=2" in result.stdout.splitlines()[-1]
+
+
 @pytest.mark.slow
 def test_a_pipeline_plans_and_keeps_them(tmp_path: Path) -> None:
-    asked = ("--backend", "diffusion=sim0&sim1,te=sim1,vae=sim0", "--micro-batches", "diffusion=2")
-    steered = ("--steps", "2", "--cfg-scale", "4", "-n", "blue")
-    plan = json.loads(done("plan", *asked, *steered, "--json"))
-    (part,) = [one for one in plan["components"] if one.get("micro_batches")] if "components" in plan else [plan]
-    assert "busy" in json.dumps(part)
-    line = done("plan", *asked, *steered).splitlines()[-1]
-    assert "diffusion=2" in shlex.split(line)
-    done("compile", *asked, "-o", str(tmp_path))
-    assert Plans(tmp_path).completed({})["split_mode" if False else "backend"]
+    pipe, call = sd()
+    dovetail.compile_pipeline(pipe, "sim0,unet=sim0&sim1", micro_batches="unet=2")
+    with pipe.dovetail as handle:
+        assert "Its pictures go through the devices in 2 micro-batches" in handle.explain(**call)
+        paint(pipe, call)
+        (one,) = handle.programs["unet"]
+        one.save(tmp_path / "unet.json", "unet")
+    assert Plans(tmp_path).completed({})["micro_batches"] == {"unet": 2}
