@@ -99,6 +99,12 @@ class Segment:
         """The number of the micro-batch that it is of; what is computed for all of them goes with the first."""
         return part_of(self.nodes[0]) or 0 if self.nodes else 0
 
+    @property
+    def title(self) -> str:
+        """What a run of it is called in lanes and traces."""
+        has_part = self.nodes and part_of(self.nodes[0]) is not None
+        return f"segment {self.index}" + (f" of part {self.part}" if has_part else "")
+
 
 @dataclass(eq=False)
 class Program:

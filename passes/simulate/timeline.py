@@ -130,7 +130,7 @@ class ClockWalk:
         run = self.running
         if run is not None and self.began is not None:
             end = self.computed[run.device]
-            self.spans.append(Span(str(run.device), f"segment {run.segment.index}", self.began, end))
+            self.spans.append(Span(str(run.device), run.segment.title, self.began, end))
         self.began = None
 
     def step(self, step: Step) -> None:
