@@ -44,14 +44,16 @@ class MicroBatches(Pass):
     name: ClassVar[str] = "micro-batches"
     refuses: ClassVar[frozenset[str]] = frozenset({"placed", IN_PARTS})
 
-    parts: int
+    parts: int = 1
 
     def __post_init__(self) -> None:
-        if self.parts < 2:
-            raise UsageError(f"micro-batches are two or more, not {self.parts}: leave the pass out for one")
+        if self.parts < 1:
+            raise UsageError(f"there is one micro-batch or more, not {self.parts}")
 
     def run(self, program: Program) -> Change:
         """Proves first that the parts are independent, then writes each; else all stays whole, and it says why."""
+        if self.parts == 1:
+            return Change(0, "operations computed in parts, for there is one")
         found = _refusal(program) or division_of(program, self.parts)
         if isinstance(found, NotDivisible):
             _tell(program.name, found.reason)
