@@ -28,7 +28,7 @@ from dovetail.passes.batches.divide import micro_batches_of
 from dovetail.passes.simulate.timeline import timeline
 from dovetail.passes.verify.verifier import verify
 from dovetail.runtime.store.program_weights import ProgramWeights
-from tests.measured import measured, predicted
+from tests.measured import budget, least, measured, predicted
 from tests.runtime.test_threads import executor_of, with_step
 
 from .schedules import without
@@ -72,6 +72,23 @@ def test_each_part_is_what_the_module_computes_of_it_and_peaks_are_as_predicted(
     assert measured(compiled, (x,), {}) == expected
     again = parse_program(print_program(compiled.program))
     assert print_program(again) == print_program(compiled.program)
+
+
+@few
+@given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=2), st.integers(2, 4), st.sampled_from([0.0, 0.5, 1.0]))
+def test_no_budget_is_exceeded(kinds: list[Any], pictures: int, part: float) -> None:
+    gc.collect()
+    torch.manual_seed(0)
+    module, x, needs = Stack(tuple(kinds), 3).eval(), torch.randn(pictures, 30, WIDTH), dict[str, int]()
+    asked = {"backend": "sim0&sim1", "micro_batches": 2}
+    roomy = dovetail.compile(module, (x,), callbacks=[least(needs)], **asked)  # type: ignore[arg-type]
+    granted = budget(needs, predicted(roomy.program), part)
+    if not granted:
+        return
+    compiled = dovetail.compile(module, (x,), max_vram=granted, **asked)  # type: ignore[arg-type]
+    peaks = measured(compiled, (x,), {})
+    assert peaks == predicted(compiled.program)
+    assert all(peaks[one.split("=")[0]] <= int(one.split("=")[1].removesuffix("B")) for one in granted.split(","))
 
 
 @pytest.fixture(scope="module")
