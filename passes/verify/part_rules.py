@@ -19,12 +19,12 @@ _Range = tuple[int, int, int]
 
 def parts(snapshot: Snapshot) -> Iterator[Violation]:
     """A micro-batch reads what is its own or of no part; each is given its part of inputs, and gives it to results."""
+    first = next((node for node in snapshot.nodes if part_of(node) is not None), None)
     numbers = {part for node in snapshot.nodes if (part := part_of(node)) is not None}
     count = len(numbers)
     if numbers != set(range(count)) or (count > 0) != (IN_PARTS in snapshot.program.facts):
-        yield Violation(
-            "parts", f"there are the micro-batches {sorted(numbers) or 'none'}, and its facts say otherwise"
-        )
+        said = f"there are the micro-batches {sorted(numbers) or 'none'}, its facts say otherwise"
+        yield Violation("parts", said, first)
     taken: dict[tuple[Node, int], list[_Range]] = defaultdict(list)
     for node in snapshot.nodes if count else ():
         if node.target in MOVING:
