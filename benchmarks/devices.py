@@ -3,9 +3,11 @@
 Two simulated devices in one process, one thread of BLAS each; a transformer with half double and half single blocks.
 In each round run, one after the other: one device alone; two modules that know nothing of each other, each on a device
 and a thread of its own, which is the limit; and the module over two devices by each mode. Printed are medians over the
-rounds: how many times quicker than one device, and the part of the limit. Rounds in which others took more than a
-tenth of a core are dropped; with fewer than eight that are left it says "not measured", and prints only what does not
-depend on who else computes: seconds of the CPU, bytes between devices and values that change state.
+rounds: how many times quicker than one device, and the part of the limit. Micro-batches are two pictures that go
+through a layer split one behind the other; they are compared with the layer split that has both at once, and their
+limit is that of a pipeline of two parts: half of the time one device at work, half of it two. Rounds in which others
+took more than a tenth of a core are dropped; with fewer than eight that are left it says "not measured", and prints
+only what does not depend on who else computes: seconds of the CPU, bytes between devices and values that change state.
 """
 
 from __future__ import annotations
@@ -29,6 +31,9 @@ from .overhead import Case, double_and_single
 
 SIZES = ((1536, 4, 1024), (512, 6, 256), (256, 4, 256))
 MODES = ("sequence", "tensor", "batch")
+MICRO = "micro-batches"
+ALONE = {"limit": "one", "batch": "one of two pictures", MICRO: "layer of two pictures"}
+"""What a mode is compared with where that is not one device with one picture."""
 LEAST = 8
 """So many rounds that nobody disturbed are a measurement."""
 FOREIGN = 0.1
@@ -66,13 +71,18 @@ def ways(size: tuple[int, int, int], dtype: torch.dtype) -> tuple[dict[str, Call
         )
         for mode in MODES
     }
+    turns = {
+        name: dovetail.compile(pair, (), both, backend="sim0&sim1", micro_batches=parts)
+        for name, parts in (("layer of two pictures", 1), (MICRO, 2))
+    }
     calls: dict[str, Call] = {
         "one": lambda: alone[0](**call),
         "one of two pictures": lambda: of_two(**both),
         "limit": lambda: together([lambda one=one: one(**call) for one in alone]),  # type: ignore[misc]
     }
+    split |= turns
     for mode, compiled in split.items():
-        given = both if mode == "batch" else call
+        given = both if mode in ("batch", *turns) else call
         calls[mode] = lambda compiled=compiled, given=given: compiled(**given)  # type: ignore[misc]
     return calls, split
 
@@ -121,14 +131,14 @@ def measure(calls: dict[str, Call], seconds: float, most: int) -> tuple[list[Rou
 
 
 def quicker(one: Round, mode: str) -> float:
-    """How many times as quick as one device a mode was in a round."""
-    alone = "one of two pictures" if mode == "batch" else "one"
-    return one[alone][0] / one[mode][0]
+    """How many times as quick as one device a mode was in a round; micro-batches, as the layer split."""
+    return one[ALONE.get(mode, "one")][0] / one[mode][0]
 
 
-def limit(one: Round) -> float:
-    """How many times as much two devices did in a round that knew nothing of each other."""
-    return 2 * one["one"][0] / one["limit"][0]
+def limit(one: Round, mode: str = "") -> float:
+    """How many times as much two devices did in a round that knew nothing of each other, or could in a pipeline."""
+    found = 2 * one["one"][0] / one["limit"][0]
+    return 1 / (0.5 + 0.5 / found) if mode == MICRO else found
 
 
 def moved(compiled: Any, call: Call) -> int:
@@ -149,15 +159,15 @@ def main(minutes: float, most: int) -> None:
         name, kind = " × ".join(map(str, size)), str(dtype).removeprefix("torch.")
         if len(rounds) < LEAST:
             name += f" (others took {statistics.median(foreign):.1f} cores)"
-        for mode in ("limit", *MODES):
+        for mode in ("limit", *MODES, MICRO):
             table.add_row(name, kind, *_row(mode, rounds, calls, split))
     Console(width=130).print(table)
 
 
 def _row(mode: str, rounds: list[Round], calls: dict[str, Call], split: dict[str, Any]) -> tuple[str, ...]:
     gains = [limit(one) if mode == "limit" else quicker(one, mode) for one in rounds]
-    parts = [gain / limit(one) for gain, one in zip(gains, rounds, strict=True)]
-    alone = {"limit": "one", "batch": "one of two pictures"}.get(mode, "one")
+    parts = [gain / limit(one, mode) for gain, one in zip(gains, rounds, strict=True)]
+    alone = ALONE.get(mode, "one")
     times = one_round({name: calls[name] for name in (alone, mode)})[0]
     cpu = times[mode][1] / times[alone][1] / (2 if mode == "limit" else 1)
     bytes_moved = f"{moved(split[mode], calls[mode]) / 1e6:.1f}" if mode in split else ""

@@ -23,7 +23,7 @@ from .components.plan import ComponentPlan
 from .components.weights.foreign import refuse_sparse
 from .conventions.checked import FILES, MODULE, checked
 from .conventions.device_map import named_devices, split_by_map
-from .conventions.request import BOTH, Request, one_backend
+from .conventions.request import BOTH, Request, one_backend, tell_by_parts
 from .conventions.spellings import Budgets, Counts, DeviceLike, Modes, Places, Shares
 from .fitting.module import is_open, placed_module
 from .passes.infra.base import Pass
@@ -53,6 +53,7 @@ def compile(
     max_memory: MaxMemory | None = None,
     rig: Rig | str | None = None,
     chunk: Counts | None = None,
+    micro_batches: Counts | None = None,
     inductor: bool = False,
     passes: str | Sequence[Pass] | None = None,
     dynamic_shapes: Mapping[str, object] | None = None,
@@ -87,6 +88,9 @@ def compile(
         rig: the devices to compile for, where that is not this machine: ``"cuda0=24GiB,cuda1=16GiB"``.
         chunk: in how many chunks wide parts (of feed-forward layers, or attention with all its scores) are computed, so
             that only one of them is there at a time; it may change the last bits of the result. ``"off"`` if left out.
+        micro_batches: in how many parts the pictures of a call go through a layer split, one behind another, so that
+            its devices work at the same time; it may change the last bits of the result. What cannot be proven to be
+            the same in parts runs whole, with a warning. ``"off"`` if left out.
         inductor: whether blocks that do the same are compiled by PyTorch's Inductor, once for all of them, which takes
             tens of seconds and may change the last bits of the result. It takes no budget, for what compiled blocks
             need is not known in advance.
@@ -122,6 +126,7 @@ def compile(
         max_memory=max_memory,
         rig=rig,
         chunk=chunk,
+        micro_batches=micro_batches,
         inductor=inductor,
     )
     request.switch_on()
@@ -145,18 +150,22 @@ def compile(
         assignment: Assignment | None = None,
         shares: tuple[float, ...] = shares,
         chunks: int = request.chunks_for(),
+        in_parts: int = request.micro_batches_for(),
     ) -> Program:
         steps = (
             parse_passes(passes)
             if isinstance(passes, str)
-            else passes or default_passes(shares, split_mode=mode, keep=keep, chunk=chunks, inductor=inductor)
+            else passes
+            or default_passes(
+                shares, split_mode=mode, keep=keep, chunk=chunks, inductor=inductor, micro_batches=in_parts
+            )
         )
         steps = steps if assignment is None else with_assignment(steps, assignment)
         return PassManager(steps, callbacks).run(traced.copy())
 
     def finish_part(decided: Decisions, traced: Program, module: nn.Module) -> CompiledModule:
         decided.sites.place(module, traced)
-        program = finish(traced, "layer" if decided.sites.settled else mode)
+        program = finish(traced, "layer" if decided.sites.settled else mode, in_parts=1)
         decided.assigned.note(module, program)
         return CompiledModule(program, request.rig, decided.component.view.of_program(module, program), traced)
 
@@ -164,6 +173,8 @@ def compile(
     try:
         traced = trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=offered.devices[0].traced_as)
     except TraceError as error:
+        if request.micro_batches_for() > 1:
+            tell_by_parts(name)
         return compile_by_parts(
             module, args, kwargs or {}, why=error, rig=request.rig, finish=finish_part, index=index, places=places,
             plan=ComponentPlan(offered, shares=shares, mode=mode, residency=residency),
@@ -176,7 +187,8 @@ def compile(
         devices = traced.rig.devices
         traced.keep(_residency_for(request, name, devices, index is not None), request.amounts_for())
         assignment = None if places is None else split_by_map(traced.weights, places, traced.residency)
-        return finish(traced, mode, assignment, request.shares_for(name, "", devices), request.chunks_for())
+        shares, chunks = request.shares_for(name, "", devices), request.chunks_for()
+        return finish(traced, mode, assignment, shares, chunks, request.micro_batches_for())
 
     program = placed_module(name, traced, request, lower, homes is None and is_open(request))
     of_module, of_files = ProgramWeights.of_module, ProgramWeights.of_files

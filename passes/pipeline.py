@@ -15,6 +15,8 @@ from ..compiler.errors import PassError, SpecError, UsageError
 from ..compiler.ir.program import Program
 from ..compiler.spec.modes import TOGETHER
 from ..compiler.units import parse_bytes
+from .batches.divide import MicroBatches
+from .batches.interleave import Interleave
 from .infra.base import Pass
 from .infra.manager import Callback, PassManager
 from .lowering.keep import Keep
@@ -50,6 +52,7 @@ PASSES: dict[str, type[Pass]] = {
         Quantize,
         FindBlocks,
         Lora,
+        MicroBatches,
         Chunk,
         Place,
         Rows,
@@ -58,6 +61,7 @@ PASSES: dict[str, type[Pass]] = {
         Pin,
         Hoist,
         Sink,
+        Interleave,
         Cut,
         Reuse,
         Reorder,
@@ -83,24 +87,29 @@ def default_passes(
     keep: bool = False,
     chunk: int = 1,
     inductor: bool = False,
+    micro_batches: int = 1,
 ) -> tuple[Pass, ...]:
     """From a fresh trace to a verified schedule, for a ``layer`` split, a ``row`` split, or one of all values' states.
 
     With ``keep``, as many weights stay on their devices as fit there, wherever they would rest. Wide parts are computed
     in ``chunk`` chunks, which may change last bits if there are more than one. With ``inductor`` equal blocks are
-    compiled once by Inductor, which may change last bits too.
+    compiled once by Inductor, which may change last bits too. With ``micro_batches`` the pictures of a call go
+    through a layer split in so many parts, one after another, which may change last bits likewise.
     """
+    in_parts = micro_batches > 1 and split_mode == "layer"
     return (
         Simplify(),
         Quantize(),
         FindBlocks(),
         Lora(),
+        *((MicroBatches(micro_batches),) if in_parts else ()),
         *((Chunk(chunk),) if chunk > 1 else ()),
         _placing(split_mode, tuple(shares), headroom),
         *((Keep(),) if keep else ()),
         Pin(),
         Hoist(),
         Sink(),
+        *((Interleave(),) if in_parts else ()),
         Cut(),
         Reuse(),
         Reorder(),

@@ -272,7 +272,7 @@ class Executor:
     def _run_step(self, run: Run, step: Step) -> Step:
         """A run that is noted where somebody watches."""
         finish = accelerator_of(run.device.torch).finish
-        return spanned(str(run.device), f"segment {run.segment.index}", step, lambda _: finish())
+        return spanned(str(run.device), run.segment.title, step, lambda _: finish())
 
     def _allocate_step(self, value: ValueRef, device: Device, like: ValueRef | None) -> Step:
         (found,) = flat(type_on(value.node, device))

@@ -6,6 +6,9 @@ What lands in memory of its own is sent when its target has issued all that stan
 each device allocates in the order of the schedule; and the target goes on when it was sent. So the peak of a device is
 that of one thread. Whatever an instruction waits for stands before it in the schedule; so no wait can be for ever.
 
+Micro-batches go through a layer split in turn: there the target issues what is copied between runs, when it comes to
+read it, so that no device waits for one that still computes the part before; and what was copied is freed after that.
+
 The calling thread is that of the main device. The others live for one call: they start where the caller is (its
 inference mode, the streams that it uses), and are joined before the call returns or raises. The first error stops all.
 
@@ -19,14 +22,14 @@ import contextvars
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
 
 from ..compiler.devices.device import Device
-from ..compiler.ir.program import Program, tensors_of, weight_name
+from ..compiler.ir.program import IN_PARTS, Program, tensors_of, weight_name
 from ..compiler.ir.schedule import (
     Allocate,
     Await,
@@ -70,11 +73,12 @@ def turns_of(program: Program, schedule: Schedule) -> Turns | None:
 
     That is one whose devices work one after another, which brings weights in a call, or has sizes that are not known.
     """
-    if program.symbols or not program.is_grouped:
+    in_parts = IN_PARTS in program.facts
+    if program.symbols or not (program.is_grouped or in_parts):
         return None
     if any(isinstance(one, Load) and one.lifetime is not Lifetime.PROGRAM for one in schedule):
         return None
-    numbered = _Numbered()
+    numbered = _Numbered(_fetcher if in_parts else _issuer)
     placed = [(number, *numbered.take(number, one)) for number, one in enumerate(schedule) if _is_issued(one)]
     awaited: dict[int, list[Device]] = defaultdict(list)
     for _, device, waits in placed:
@@ -98,7 +102,9 @@ def _is_issued(one: Instruction) -> bool:
 class _Numbered:
     """What was issued so far, by the number of its instruction: what makes or allocates values, and what sends."""
 
-    def __init__(self) -> None:
+    def __init__(self, issuer: Callable[[Instruction], Device]) -> None:
+        self._issuer = issuer
+        self._read_elsewhere: dict[tuple[ValueRef, Device], list[tuple[Device, int]]] = defaultdict(list)
         self._made: dict[tuple[ValueRef, Device], tuple[Device, int]] = {}
         self._sent: dict[Copy, tuple[Device, int]] = {}
         self._last: dict[Device, int] = {}
@@ -107,7 +113,7 @@ class _Numbered:
 
     def take(self, number: int, one: Instruction) -> tuple[Device, tuple[int, ...]]:
         """The device of an instruction, and the numbers of those that it waits for."""
-        device = _issuer(one)
+        device = self._issuer(one)
         waits: dict[Device, int] = {}
         for other, earlier in (*self._needed(one), *self._coming.pop(device, ())):
             if other != device and earlier > max(waits.get(other, -1), self._seen[device].get(other, -1)):
@@ -117,6 +123,8 @@ class _Numbered:
             self._made[value, resting_place(value, device)] = device, number
         for copy in _sends(one):
             self._sent[copy] = device, number
+            if copy.source != device:
+                self._read_elsewhere[copy.sent, copy.source].append((device, number))
             if not copy.landings:
                 self._made[copy.value, copy.target] = device, number
                 self._coming[copy.target].append((device, number))
@@ -130,6 +138,10 @@ class _Numbered:
                 yield self._made[value, place]
         for awaited in _awaits(one):
             yield self._sent[awaited]
+        if isinstance(one, Copy) and (one.sent, one.source) in self._made:
+            yield self._made[one.sent, one.source]
+        for free in _frees(one):
+            yield from self._read_elsewhere.get((free.value, free.device), ())
         for copy in _sends(one):
             if copy.landings:
                 yield self._made[copy.value, copy.target]
@@ -137,6 +149,11 @@ class _Numbered:
                 yield copy.target, self._last[copy.target]
         if isinstance(one, Free) and not tensors_of(one.value.node):  # a number, which others read where it lies
             yield from self._last.items()
+
+
+def _fetcher(one: Instruction) -> Device:
+    """The same where devices fetch what they read, when they come to it: between runs, the target of a copy."""
+    return one.target if isinstance(one, Copy) else _issuer(one)
 
 
 def _issuer(one: Instruction) -> Device:
@@ -177,6 +194,12 @@ def _sends(one: Instruction) -> Iterator[Copy]:
     yield from (one,) if isinstance(one, Copy) else ()
     for step in one.steps if isinstance(one, Run) else ():
         yield from step.sends
+
+
+def _frees(one: Instruction) -> Iterator[Free]:
+    yield from (one,) if isinstance(one, Free) else ()
+    for step in one.steps if isinstance(one, Run) else ():
+        yield from step.frees
 
 
 class StoppedError(Exception):

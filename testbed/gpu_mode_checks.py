@@ -26,6 +26,7 @@ from dovetail.compiler.devices.device import Device
 from dovetail.compiler.spec.modes import TOGETHER
 from dovetail.compiler.states.parts import bytes_held
 from dovetail.convert import plan_conversion
+from dovetail.passes.batches.divide import micro_batches_of
 from dovetail.passes.simulate.memory import simulate
 from dovetail.passes.states.states import split_mode_of
 from dovetail.runtime import group_norms as group_norms  # registers its kernels
@@ -229,6 +230,27 @@ def in_each_mode(check: Callable[..., str]) -> Callable[[Sequence[str]], str]:
     return asked
 
 
+def micro_batches(cards: Sequence[str], calls: int = 50) -> str:
+    """Two pictures that go through a layer split in turn have the bits that each has alone, whatever is delayed."""
+    if len(cards) < 2:
+        raise NotAsked(f"a layer split takes two, and {cards[0]} is alone")
+    module, call = of_mode("batch")
+    backend = "&".join(cards)
+    ones = [
+        {name: one[at : at + 1] if isinstance(one, Tensor) and len(one) == 2 else one for name, one in call.items()}
+        for at in (0, 1)
+    ]
+    with _FULL_FLOATS():
+        alone = dovetail.compile(module, kwargs=ones[0], backend=backend)
+        expected = torch.cat([result(alone, one) for one in ones])
+        alone.unload()
+        program = dovetail.compile(module, kwargs=call, backend=backend, micro_batches=2)
+        assert micro_batches_of(program.program) == 2, "the pictures are computed at once"
+        assert torch.equal(result(program, call), expected), "other bits than one picture after the other"
+        expect_the_same_delayed(program, call, calls, "in micro-batches")
+    return f"two pictures, each with the bits that it has alone, {calls} calls with delays"
+
+
 def peer_copies(cards: Sequence[str]) -> str:
     """Values arrive intact from each card on each other one, whatever their layout, also in memory that lies there."""
     if len(cards) < 2:
@@ -342,5 +364,6 @@ MODE_CHECKS: tuple[Callable[[Sequence[str]], str], ...] = (
     *map(in_each_mode, (near_float64, predicted_peaks, streamed, unpacked)),
     DELAYED,
     in_each_mode(waiting),
+    micro_batches,
 )
 """The checks of devices that compute together."""

@@ -1,4 +1,4 @@
-"""A whole tiny pipeline of which one component is split under a mode, on simulated devices, judged call by call.
+"""A whole tiny pipeline of which one component is split under a mode, or takes micro-batches, judged call by call.
 
 Pictures are made larger than the pipelines' own, of 256 tokens where classes take them. Each call that the pipeline
 makes of the component is seen in eager, for some seeds; what the split component yields for the same arguments is
@@ -26,8 +26,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import dovetail
+from dovetail.compiler.ir.program import Program
 from dovetail.compiler.states.parts import crossing_bytes
 from dovetail.conventions.roles import role_of_module
+from dovetail.passes.batches.divide import micro_batches_of
 from dovetail.passes.states.states import split_mode_of
 from dovetail.runtime import sim
 
@@ -39,6 +41,9 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 METHODS = ("forward", "decode", "encode")
 WORSE = 1.5
 """So many times as far from float64 as eager may results be."""
+
+MICRO = "micro-batches"
+"""A layer split through which pictures go in two parts, by the name of a mode."""
 
 SIDE = 64
 """Of a picture; the tiny pipelines' own have 8 to 32."""
@@ -57,6 +62,11 @@ class Cell:
     mode: str
     shares: tuple[int, ...]
     dtype: str
+
+    @property
+    def option(self) -> str:
+        """The argument that asks for the mode."""
+        return "micro_batches" if self.mode == MICRO else "split_mode"
 
     def __str__(self) -> str:
         return f"{self.name} {self.component}={self.mode} {':'.join(map(str, self.shares))} {self.dtype}"
@@ -112,15 +122,19 @@ def judge(cell: Cell) -> Verdict:
         dovetail.compile_pipeline(
             pipe,
             f"sim0,{cell.component}={devices}",
-            split_mode=f"{cell.component}={cell.mode}",
+            **{cell.option: f"{cell.component}={2 if cell.mode == MICRO else cell.mode}"},
             tensor_split=f"{cell.component}={':'.join(map(str, cell.shares))}",
         )
         with pipe.dovetail:
             for what, call in calls.items():
                 _judge_call(verdict, what, pipe, cell, call, seen[what], before)
             made = pipe.dovetail.programs.get(cell.component, [])
-            verdict.is_split = any(split_mode_of(one.program) == cell.mode for one in made)
+            verdict.is_split = any(_mode_of(one.program) == cell.mode for one in made)
     return verdict
+
+
+def _mode_of(program: Program) -> str:
+    return MICRO if micro_batches_of(program) > 1 else split_mode_of(program)
 
 
 def prepared(cell: Cell) -> tuple[Any, dict[str, Call]]:

@@ -37,6 +37,9 @@ HERE = torch.device("meta")
 MOVING = frozenset({TRANSFER, RESHARD})
 """The operations that change where a value lies, and compute nothing; they are in no segment."""
 
+IN_PARTS = "in parts"
+"""The fact of a program that it computes the pictures of a call in several parts, one after another on each device."""
+
 LOWERED = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 """The dtypes to which autocast lowers ops, by name."""
 
@@ -56,12 +59,14 @@ class Placement:
 
     ``group`` are the devices that run it, the first of which is its main one; most nodes have one. ``states`` says of
     each of its results what the devices have; if empty, each of them has all results whole.
+    ``part`` is the number of the micro-batch that it computes, None of what is computed for all of them.
     """
 
     group: tuple[Device, ...] = ()
     segment: int | None = None
     weights: tuple[str, ...] = ()
     states: tuple[States, ...] = ()
+    part: int | None = None
 
     @property
     def device(self) -> Device | None:
@@ -88,6 +93,17 @@ class Segment:
     device: Device
     nodes: tuple[Node, ...]
     group: tuple[Device, ...]
+
+    @property
+    def part(self) -> int:
+        """The number of the micro-batch that it is of; what is computed for all of them goes with the first."""
+        return part_of(self.nodes[0]) or 0 if self.nodes else 0
+
+    @property
+    def title(self) -> str:
+        """What a run of it is called in lanes and traces."""
+        has_part = self.nodes and part_of(self.nodes[0]) is not None
+        return f"segment {self.index}" + (f" of part {self.part}" if has_part else "")
 
 
 @dataclass(eq=False)
@@ -277,6 +293,11 @@ def device_of(node: Node) -> Device:
     if device is None:
         raise LookupError(f"node {node.name} has no device yet: run the pin pass first")
     return device
+
+
+def part_of(node: Node) -> int | None:
+    """The number of the micro-batch that a node computes; None for what is computed for all of them."""
+    return placement_of(node).part
 
 
 def place_node(node: Node, **changes: Any) -> None:

@@ -14,6 +14,7 @@ from .backend import (
 )
 from .budget import Amount, Budget, parse_budget, parse_max_memory
 from .chunks import Chunks, parse_chunks
+from .micro_batches import MicroBatchCounts, parse_micro_batches
 from .modes import MODES, SplitMode, TensorSplit, parse_split_mode, parse_tensor_split
 from .roles import ROLES, role_of, role_of_component
 
@@ -24,6 +25,7 @@ __all__ = [
     "Backend",
     "Budget",
     "Chunks",
+    "MicroBatchCounts",
     "ParamsBackend",
     "SplitMode",
     "TensorSplit",
@@ -32,6 +34,7 @@ __all__ = [
     "parse_budget",
     "parse_chunks",
     "parse_max_memory",
+    "parse_micro_batches",
     "parse_params_backend",
     "parse_split_mode",
     "parse_tensor_split",

@@ -16,6 +16,7 @@ from . import (
     attention,
     axes,
     convolutions,
+    einsums,
     lookups,
     makers,
     matmuls,
@@ -57,6 +58,7 @@ _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(makers.LIKE, makers.LIKES),
     "repeat_interleave": makers.INTERLEAVED,
     "repeat": makers.REPEATED,
+    "einsum": einsums.RULE,
     "terms": sums.TERMS,
     "sum_terms": sums.SUM,
 }
@@ -70,7 +72,7 @@ def rule_of(node: Node) -> Rule | None:
     if (name == "dropout" and argument(node, 2, "train")) or (name == _ATTENTION and argument(node, 4, "dropout_p", 0)):
         return None  # what is drawn
     if name in _RULES:
-        return _RULES[name] if isinstance(node.args[0], (Node, tuple, list)) else None
+        return _RULES[name] if isinstance(node.args[0], (Node, tuple, list)) or name == "einsum" else None
     is_same = name in pointwise.SAME and isinstance(node.args[0], Node)
     is_one = isinstance(value_of(node), TensorType)
     return pointwise.RULE if is_one and (is_same or is_pointwise(node.target, node.kwargs)) else None

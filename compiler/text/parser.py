@@ -246,6 +246,7 @@ class _Reader:
         group = self._group(node, line) if line.accept("@") else ()
         device = group[0] if group else None
         segment = line.count() if device and line.accept("#") else None
+        part = line.count() if node.op == "call_function" and line.accept("part") else None
         states = tuple(read_states(line, len(group))) if node.op == "call_function" and line.peek() in STATES else ()
         weights = tuple(name for operand in node.all_input_nodes if (name := weight_name(operand)))
         if device and line.accept("uses"):
@@ -255,9 +256,9 @@ class _Reader:
         if device and (weight := weight_name(node)):
             self.home[weight] = device
         elif device and "pinned" in self.facts:
-            node.meta["placement"] = Placement(group, segment, weights, states)
-        elif states:
-            node.meta["placement"] = Placement(group, states=states)
+            node.meta["placement"] = Placement(group, segment, weights, states, part)
+        elif states or part is not None:
+            node.meta["placement"] = Placement(group, states=states, part=part)
         if line.accept("over") and (not overwrites(node) or line.take() != f"%{node.args[0]}"):
             raise TextError(f"%{node.name} does not lie in the memory that it is said to be computed over")
         if line.accept("//"):

@@ -133,7 +133,8 @@ def _numbers(weight: Weight) -> str:
 def _place(node: Node) -> str:
     placement = placement_of(node)
     device = f" @{'+'.join(map(str, placement.group))}" if placement.group else ""
-    return device + (f" #{placement.segment}" if placement.segment is not None else "")
+    part = f" part {placement.part}" if placement.part is not None else ""
+    return device + (f" #{placement.segment}" if placement.segment is not None else "") + part
 
 
 def _uses(node: Node) -> str:

@@ -226,7 +226,8 @@ class CallCompiler(OfComponent):
         tracing = self.alike.trace if is_part else trace
         form = Form.of(module.forward, args, kwargs)
         varying = call.lengths.varying(state, form)
-        if varying and not self.component.plan.is_together:  # states are of sizes
+        is_of_sizes = self.component.plan.is_together or self.component.plan.micro_batches > 1
+        if varying and not is_of_sizes:  # as states are
             try:
                 program = tracing(module, args, kwargs, dynamic_shapes=form.shapes(varying), kind=kind, named=named)
                 if call.lengths.is_of_use(varying, program):

@@ -28,6 +28,7 @@ class ComponentPlan:
         amounts: bytes of them that are kept elsewhere all the same.
         chunks: in so many wide parts are computed.
         inductor: whether Inductor compiles its blocks.
+        micro_batches: in so many parts the pictures of a call go through its devices.
     """
 
     rig: Rig
@@ -38,6 +39,7 @@ class ComponentPlan:
     amounts: Amounts = ALIKE
     chunks: int = WHOLE
     inductor: bool = False
+    micro_batches: int = 1
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -67,6 +69,7 @@ class ComponentPlan:
             "shares": ":".join(map(number_text, self.shares)),
             "weights": str(rests) if self.residency is not Residency.DEVICE else "",
             "chunks": str(self.chunks) if self.chunks != WHOLE else "",
+            "micro-batches": str(self.micro_batches) if self.micro_batches > 1 else "",
             "inductor": "yes" if self.inductor else "",
         }
         given = [f"{name} {value}" for name, value in said.items() if value]

@@ -15,6 +15,7 @@ from ..compiler.spec import (
     Backend,
     Budget,
     Chunks,
+    MicroBatchCounts,
     ParamsBackend,
     SplitMode,
     TensorSplit,
@@ -22,6 +23,7 @@ from ..compiler.spec import (
     parse_budget,
     parse_chunks,
     parse_max_memory,
+    parse_micro_batches,
     parse_params_backend,
     parse_split_mode,
     parse_tensor_split,
@@ -47,6 +49,7 @@ class Request:
     budget: Budget
     rig: Rig
     chunks: Chunks = field(default_factory=Chunks)
+    micro_batches: MicroBatchCounts = field(default_factory=MicroBatchCounts)
     inductor: bool = False
     auto_fit: bool = True
     """Whether what was not said may be searched; without, nothing is moved of what is on its device."""
@@ -63,6 +66,7 @@ class Request:
         max_memory: MaxMemory | None = None,
         rig: Rig | str | None = None,
         chunk: Counts | None = None,
+        micro_batches: Counts | None = None,
         inductor: bool = False,
         auto_fit: bool = True,
         multi_gpu: bool = True,
@@ -97,6 +101,7 @@ class Request:
             budget=parse_budget(max_vram) if max_memory is None else parse_max_memory(max_memory),
             rig=named,
             chunks=parse_chunks(chunk, components),
+            micro_batches=parse_micro_batches(micro_batches, components),
             inductor=inductor,
             auto_fit=auto_fit,
         )
@@ -180,6 +185,14 @@ class Request:
         """In how many chunks wide parts of a component are computed."""
         return self.chunks.chunks_for(attribute, role)
 
+    def micro_batches_for(self, attribute: str = "", role: str = "") -> int:
+        """In how many parts the pictures of a call go through a layer split; said once where it is split otherwise."""
+        count, mode = self.micro_batches.count_for(attribute, role), self.mode_for(attribute, role)
+        if count > 1 and mode != "layer":
+            _tell_mode(attribute, count, mode)
+            return 1
+        return count
+
     def compiles(self, role: str = "diffusion") -> bool:
         """Whether Inductor compiles the blocks of a component: of what runs in each step, and no others."""
         return self.inductor and role == "diffusion"
@@ -205,6 +218,7 @@ def tell_unused_split(request: Request, roles: Mapping[str, str]) -> None:
     asked = {
         f"--split-mode {request.split_mode.default}": request.split_mode.default not in (None, "layer"),
         f"--tensor-split {request.tensor_split}": request.tensor_split.default is not None,
+        f"--micro-batches {request.micro_batches}": request.micro_batches.default not in (None, 1),
     }
     is_open = any(request.is_open(name, role) for name, role in roles.items())
     if not any(asked.values()) or (is_open and len(request.rig.gpus) > 1):
@@ -230,6 +244,22 @@ def _tell_alone(attribute: str, device: Device, what: str, mode: str) -> None:
     of = f"{attribute}, which" if attribute else "a module that"
     several = _several(device) if mode in TOGETHER else f"{device}&cpu"
     logger.warning("%s says nothing of %s is on one device, %s: name several, as in %s", what, of, device, several)
+
+
+@cache
+def tell_by_parts(name: str) -> None:
+    """Says once that micro-batches are not for what runs by its parts, each of which is a program of its own."""
+    logger.warning("%s runs by its parts, each of them whole, and not in micro-batches", name)
+
+
+@cache
+def _tell_mode(attribute: str, count: int, mode: str) -> None:
+    """Says once that micro-batches are not for a mode in which devices work at the same time already."""
+    logger.warning(
+        "%s is split by %s and is not computed in %d micro-batches, which go through a layer split: leave out "
+        "micro_batches (--micro-batches), or the split mode",
+        attribute or "a module", mode, count,
+    )  # fmt: skip
 
 
 def _several(device: Device) -> str:

@@ -31,7 +31,7 @@ Budgets: TypeAlias = "Amount | Mapping[str, Amount] | Mapping[int, Amount]"
 """An amount of each GPU, or ``{"cuda0": "6GiB", "cpu": 20}``."""
 
 Counts: TypeAlias = "int | str | Mapping[str, int | str]"
-"""Numbers of chunks, such as ``4``, or ``{"diffusion": 4}``."""
+"""Numbers of chunks or micro-batches, such as ``4``, or ``{"diffusion": 4}``."""
 
 Tiling: TypeAlias = "bool | int | str"
 """``"auto"``, ``"on"``, ``"off"``, or the size of a tile in pixels, ``512`` or ``"512x384"``."""
@@ -48,6 +48,7 @@ class Settings(TypedDict, total=False):
     max_memory: MaxMemory | None
     rig: Rig | str | None
     chunk: Counts | None
+    micro_batches: Counts | None
     inductor: bool
     auto_fit: bool
     multi_gpu: bool

@@ -11,6 +11,7 @@ from ..compiler.spec import (
     parse_backend,
     parse_budget,
     parse_chunks,
+    parse_micro_batches,
     parse_params_backend,
     parse_split_mode,
     parse_tensor_split,
@@ -140,6 +141,7 @@ def settings_of_request(request: Request, roles: Mapping[str, str], alone: Colle
         "--split-mode": _modes_said(request.split_mode, {name: roles[name] for name in roles if name not in alone}),
         "--tensor-split": str(request.tensor_split),
         "--chunk": "" if str(request.chunks) == "off" else str(request.chunks),
+        "--micro-batches": "" if str(request.micro_batches) == "off" else str(request.micro_batches),
         "--max-vram": str(request.budget),
     }
     return {option: value for option, value in found.items() if value}
@@ -157,11 +159,11 @@ def _modes_said(said: SplitMode, roles: Mapping[str, str]) -> str:
 def said_of_places(asked: Request, settings: Mapping[str, str]) -> dict[str, str]:
     """Of the options of a request those that hold of whatever devices a search finds, and that it does not decide.
 
-    These are chunks, and where weights rest if some of them were said to stay on their devices.
+    These are chunks, micro-batches, and where weights rest if some of them were said to stay on their devices.
     """
     words = (asked.params_backend.default, *(word for _, word in asked.params_backend.named))
     stays = any(word is not None and word.text == DEVICE for word in words)
-    kept = ("--chunk", *(("--params-backend",) if stays else ()))
+    kept = ("--chunk", "--micro-batches", *(("--params-backend",) if stays else ()))
     return {option: settings[option] for option in kept if option in settings}
 
 
@@ -174,5 +176,6 @@ def typed(request: Request, settings: Mapping[str, str], roles: Mapping[str, str
         split_mode=parse_split_mode(settings.get("--split-mode", "layer"), roles),
         tensor_split=parse_tensor_split(settings.get("--tensor-split"), roles),
         chunks=parse_chunks(settings.get("--chunk"), roles),
+        micro_batches=parse_micro_batches(settings.get("--micro-batches"), roles),
         budget=parse_budget(settings.get("--max-vram")),
     )

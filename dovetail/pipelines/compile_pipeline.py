@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 PipelineT = TypeVar("PipelineT", bound="DiffusionPipeline")
 
 _REQUEST = (
-    "params_backend", "split_mode", "tensor_split", "max_vram", "max_memory", "rig", "chunk", "inductor", "auto_fit",
-    "multi_gpu",
+    "params_backend", "split_mode", "tensor_split", "max_vram", "max_memory", "rig", "chunk", "micro_batches",
+    "inductor", "auto_fit", "multi_gpu",
 )  # fmt: skip
 
 
@@ -50,6 +50,7 @@ def compile_pipeline(
     lora_apply_mode: str = "auto",
     vae_tiling: Tiling | None = None,
     chunk: Counts | None = None,
+    micro_batches: Counts | None = None,
     inductor: bool = False,
     auto_fit: bool = True,
     multi_gpu: bool = True,
@@ -82,6 +83,8 @@ def compile_pipeline(
             ``"off"``; or the size of a tile in pixels, ``512``, ``"512x384"``, with frames ``"512x384x16"``.
         chunk: in how many chunks wide parts of components are computed, so that only one of them is there at a time; it
             may change the last bits of the picture. ``"off"`` if left out; ``4``, ``"diffusion=4,te=2"``.
+        micro_batches: in how many parts the pictures of a call, and the halves of guidance, go through a layer split,
+            so that its devices work at the same time; as for compile, and per role too.
         inductor: whether equal blocks of what runs in each step are compiled by PyTorch's Inductor, as for compile.
         auto_fit: whether devices are searched for components without devices, and weights of which nothing was said may
             rest elsewhere where they do not fit; without, they run on the main device, and it is refused.
@@ -112,6 +115,7 @@ def compile_pipeline(
         device_map=device_map,
         rig=rig,
         chunk=chunk,
+        micro_batches=micro_batches,
         inductor=inductor,
         auto_fit=auto_fit,
         multi_gpu=multi_gpu,

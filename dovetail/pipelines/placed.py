@@ -22,7 +22,7 @@ from ..components.decisions import Decisions
 from ..components.plan import ComponentPlan
 from ..components.turn import Turn
 from ..conventions import libraries
-from ..conventions.request import BOTH, Request
+from ..conventions.request import BOTH, Request, tell_by_parts
 from ..conventions.roles import role_of_module
 from ..conventions.spellings import Settings, Tiling
 from ..fitting.asked import leaves_devices_open
@@ -349,7 +349,12 @@ class PlacedPipeline(Deciding):
         keeps = phases.keeps(component.name)
         given = parse_passes(self._passes) if isinstance(self._passes, str) else self._passes
         mode = "layer" if decided.sites.settled else plan.mode
-        steps = given or default_passes(plan.shares, split_mode=mode, chunk=plan.chunks, inductor=plan.inductor)
+        in_parts = plan.micro_batches if module is component.module else 1
+        if plan.micro_batches > 1 and decided.sites.are_by_parts:
+            tell_by_parts(component.name)
+        steps = given or default_passes(
+            plan.shares, split_mode=mode, chunk=plan.chunks, inductor=plan.inductor, micro_batches=in_parts
+        )
         kept = self._plans and self._plans.passes(steps, component.name, traced, plan.residency)
 
         def run(program: Program) -> Program:

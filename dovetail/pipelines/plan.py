@@ -55,6 +55,7 @@ def check_names(request: Request, roles: Mapping[str, str], shapes: Mapping[str,
         "backend": request.backend,
         "params_backend": request.params_backend,
         "chunk": request.chunks,
+        "micro_batches": request.micro_batches,
     }
     for name, setting in settings.items():
         for key in setting.unused(roles):
@@ -106,6 +107,7 @@ def component_plans(
             request.amounts_for(name, role),
             request.chunks_for(name, role),
             request.compiles(role),
+            request.micro_batches_for(name, role),
         )
 
     rigs = _share_out(request, modules, roles)

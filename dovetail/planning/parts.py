@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..compiler.devices.device import Device
 from ..compiler.durations import seconds_text
@@ -31,7 +31,9 @@ class Row:
 class Part:
     """A program of the plan: its rows, main device first, and its seconds a picture, bringing included.
 
-    ``chunks`` says in how many its wide parts are computed, ``spread`` which part of its seconds they may be off by.
+    ``chunks`` says in how many its wide parts are computed, ``micro_batches`` in how many its pictures go through a
+    layer split, and ``busy`` which part of its time each device computes then, by its name; ``spread`` says which part
+    of its seconds they may be off by.
     For a component that runs by its parts this stands for so many ``programs``, and ``call`` is the slowest.
     """
 
@@ -44,6 +46,8 @@ class Part:
     chunks: int = 1
     spread: float = 0.0
     programs: int = 1
+    micro_batches: int = 1
+    busy: Mapping[str, float] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return (

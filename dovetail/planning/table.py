@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from ..compiler.devices.device import Device
 from ..compiler.devices.speeds import SPREAD, Speeds
 from ..compiler.durations import bounds, seconds_text
-from ..compiler.ir.program import Program
+from ..compiler.ir.program import IN_PARTS, Program
 from ..compiler.ir.schedule import Lifetime
 from ..compiler.spec.residency import Residency
 from ..compiler.states.parts import held_on, slot_bytes
 from ..compiler.units import format_bytes
+from ..passes.batches.divide import micro_batches_of
 from ..passes.rewrites.chunk import chunks_of
-from ..passes.simulate.timeline import timeline
+from ..passes.simulate.timeline import Timeline, timeline
 from ..passes.states.states import split_mode_of
 from .generation import Generation, PlannedCall, numbered, told_apart
 from .on_host import told_of_host
@@ -127,6 +128,7 @@ class Account:
         return Part(
             title, call, tuple(_rows(call)), str(tile) if tile else "", seconds, bringing, chunks_of(call.program),
             max(self.speeds.spread(call.program.devices), SPREAD if _reads_disk(call.program) else 0.0),
+            micro_batches=micro_batches_of(call.program), busy=_busy(call.program, line),
         )  # fmt: skip
 
     @property
@@ -338,14 +340,23 @@ def _resting(program: Program, device: Device) -> dict[Residency, int]:
     return dict(+found) if set(found) - {Residency.DEVICE} else {}
 
 
+def _busy(program: Program, line: Timeline) -> dict[str, float]:
+    """Which part of the time of a call in micro-batches each device computes, by its name."""
+    if IN_PARTS not in program.facts or not line.seconds:
+        return {}
+    return {str(device): round(line.busy(str(device)) / line.seconds, 3) for device in program.devices}
+
+
 def _text(name: str, part: Part, row: Row) -> tuple[str, ...]:
     is_first = row is part.rows[0]
     chunks = f", in {part.chunks} chunks" if part.chunks > 1 else ""
     tiles = f", in tiles of {part.tile}" if part.tile else ""
+    parts = f", in {part.micro_batches} micro-batches" if part.micro_batches > 1 else ""
+    parts += f", busy {part.busy[row.device.name]:.0%}" if row.device.name in part.busy else ""
     return (
         name if is_first else "",
         row.device.name,
-        row.what + chunks + tiles,
+        row.what + chunks + parts + tiles,
         _size(row.weights),
         _size(row.activations),
         _size(row.streamed),
@@ -374,6 +385,7 @@ def _facts(part: Part, speeds: Speeds) -> dict[str, Any]:
         "rests": _rests(part),
         "tiled": bool(part.tile),
         "chunks": part.chunks,
+        **({"micro_batches": part.micro_batches, "busy": part.busy} if part.micro_batches > 1 else {}),
         "calls": part.call.times,
         **_seconds(part.seconds, part.spread),
         "bringing_seconds": round(part.bringing, 3),

@@ -46,6 +46,7 @@ def _joined(component: str, parts: Sequence[Part], generation: Generation, speed
         max(part.chunks for part in parts),
         sum(part.seconds * part.spread for part in parts) / of_programs if of_programs else 0.0,
         len(parts),
+        max(part.micro_batches for part in parts),
     )
 
 

@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from ...compiler.devices.device import Device
 from ...compiler.ir.aliasing import base_of, computes
-from ...compiler.ir.program import MOVING, Program, weight_name
+from ...compiler.ir.program import MOVING, Program, part_of, weight_name
 from .weight_chains import consumed_weights, weights_through
 
 SMALL = 2**20
@@ -48,7 +48,7 @@ def _read_between(program: Program, inside: set[str]) -> set[str]:
 
 
 def _readings(program: Program) -> Iterator[tuple[str, ...]]:
-    """The weights that each operation reads that is more than a view or cast, in order."""
+    """The weights that each operation reads that is more than a view or cast, in order; of parts the first's."""
     roots: dict[Node, tuple[str, ...]] = {}
     for node in program.graph.nodes:
         name = weight_name(node)
@@ -57,5 +57,10 @@ def _readings(program: Program) -> Iterator[tuple[str, ...]]:
             continue
         weights = consumed_weights(node, roots)
         roots[node] = weights_through(node, roots)
-        if weights and node.target not in MOVING and (computes(node.target) or base_of(node) is None):
+        if (
+            weights
+            and not part_of(node)
+            and node.target not in MOVING
+            and (computes(node.target) or base_of(node) is None)
+        ):
             yield weights

@@ -24,7 +24,7 @@ from torch.fx import Node
 from ...compiler.devices.device import Device
 from ...compiler.ir.aliasing import writers_of
 from ...compiler.ir.block_spans import COMPILED, with_blocks_whole
-from ...compiler.ir.program import MOVING, Program, device_of, placement_of, tensors_of, weight_name
+from ...compiler.ir.program import IN_PARTS, MOVING, Program, device_of, placement_of, tensors_of, weight_name
 from ...compiler.ir.schedule import (
     Allocate,
     Await,
@@ -126,6 +126,7 @@ class _Lowering:
             for nodes in stages.of(nodes_together, device)
         ]
         self.stage_of = {(node, stage.device): stage for stage in self.stages for node in stage.nodes}
+        self.fetched = set(self._fetched())
         self.before = self._place_wholes()
         self.sites = list(self._in_order())
         self.order = {site: index for index, site in enumerate(self.sites)}
@@ -228,7 +229,28 @@ class _Lowering:
                 allocated[first[value]].append(Allocate(whole, group[0], _like(value)))
             for device in group:
                 landed[self._stage_of_reader(transfer, device, first)].append(Gathered(whole, device))
-        return {one: [*handed[one], *landed[one], *allocated[one]] for one in (*self.stages, None)}
+        fetching = self._place_fetching(first)
+        return {one: [*handed[one], *landed[one], *allocated[one], *fetching[one]] for one in (*self.stages, None)}
+
+    def _fetched(self) -> Iterator[Node]:
+        """What a device fetches when it comes to read it, for others have gone on to the next micro-batch by then.
+
+        Sent when it is made it would land beside the part that the device computes. What is written later is sent.
+        """
+        if IN_PARTS not in self.program.facts:
+            return
+        writers = writers_of(self.program)
+        for transfer in self.program.transfers():
+            later = (node for one in tensors_of(source_of(transfer)) for node in writers[one.storage])
+            if not any(transfer < node for node in later):
+                yield transfer
+
+    def _place_fetching(self, first: Mapping[Node, Stage]) -> dict[Stage | None, list[Between]]:
+        """Where devices fetch what they read: directly before the first stage that does."""
+        found = defaultdict[Stage | None, list[Between]](list)
+        for transfer in filter(self.fetched.__contains__, self.program.transfers()):
+            found[first.get(min(transfer.users))].append(_fetching(transfer))
+        return found
 
     def _stage_of_reader(self, whole: Node, device: Device, first: Mapping[Node, Stage]) -> Stage | None:
         """The first stage with a reader of a whole on a device, or of what is sent on from there; None for results.
@@ -295,7 +317,7 @@ class _Lowering:
             for target in placement_of(transfer).group:
                 for source in senders(self.program, transfer, target):
                     copy = Copy(ValueRef(transfer), source, target)
-                    self.sends[_sender(transfer)].append(copy)
+                    self.sends[_fetching(transfer) if transfer in self.fetched else _sender(transfer)].append(copy)
                     if later is not None:
                         self.awaits[later].append(Await(copy, source))
                     self.awaits[self.first[transfer, target]].append(Await(copy, target))
@@ -385,6 +407,12 @@ def _sender(transfer: Node) -> Site:
     """The site behind which a transfer stands: what makes its value what it is there, or has gathered it."""
     value, maker = source_of(transfer), maker_of(transfer)
     return Gathered(ValueRef(value), device_of(value)) if split_of(maker) else (maker, device_of(value))
+
+
+def _fetching(transfer: Node) -> Handing:
+    """The site at which a device fetches a value."""
+    value = source_of(transfer)
+    return Handing(ValueRef(transfer), ValueRef(value), device_of(value))
 
 
 def _is_dynamic(node: Node) -> bool:

@@ -1,11 +1,11 @@
 """Cuts the graph into segments, once at each change of device, and puts in the transfers of the values that cross.
 
-A segment is a maximal run of consecutive nodes on one device. A value that is read on another device is brought there
-by a transfer, once, however many nodes and segments read it there. One whose memory is written between two readings is
-brought once for each content that is read: behind the last write before that reading. In the place of several views
-that crosses which they are views of, where that is no more bytes (``shared_bases.py``). Where nodes run on groups a
-reshard brings it to all devices that read it, and what gathers parts does so on each of these, unless the whole is
-written. Afterwards every node reads values on its own devices. Must run on a pinned program, once.
+A segment is a maximal run of consecutive nodes on one device, and of one micro-batch. A value that is read on another
+device is brought there by a transfer, once, however many nodes and segments read it there. One whose memory is written
+between two readings is brought once for each content that is read: behind the last write before that reading. In the
+place of several views that crosses which they are views of, where that is no more bytes (``shared_bases.py``). Where
+nodes run on groups a reshard brings it to all devices that read it, and what gathers parts does so on each of these,
+unless the whole is written. Afterwards every node reads values on its own devices. Must run on a pinned program, once.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Cut(Pass):
         memory = share_bases(program)
         program.segments = tuple(
             Segment(index, device, tuple(nodes), group)
-            for index, (device, group, nodes) in enumerate(runs(program, device_of))
+            for index, (device, group, nodes) in enumerate(runs(program, device_of, by_part=True))
         )
         for segment in program.segments:
             for node in segment.nodes:

@@ -10,17 +10,16 @@ done only where it is asked for. It must run before nodes have places, which the
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from ...compiler.ir.program import Program, origin_of, value_of
-from ...compiler.ir.value import TensorType, Value, flat
+from ...compiler.ir.program import Program, origin_of, placement_of, value_of
+from ...compiler.ir.value import TensorType, Value
+from ..analysis.result_types import ResultTypes
 from ..chunking.bands import Band, bands
 from ..infra.base import Change, Pass
 
@@ -55,13 +54,11 @@ def chunks_of(program: Program) -> int:
 
 
 class _Writer:
-    """Writes bands anew; types of results are found by running operations without data, once for operands alike."""
+    """Writes bands anew."""
 
     def __init__(self, program: Program, parts: int) -> None:
         self.graph, self.parts = program.graph, parts
-        self.fresh = program.fresh_storages()
-        self.mode = FakeTensorMode()
-        self.known: dict[Any, Value] = {}
+        self.types = ResultTypes(program)
 
     def write(self, band: Band) -> None:
         """A chain of nodes for each part in front of the old ones, and what puts the parts together."""
@@ -89,32 +86,8 @@ class _Writer:
 
     def _node(self, origin: Node, target: Any, args: Any, kwargs: Any = None) -> Node:
         node = self.graph.call_function(target, args, kwargs or {})
-        node.meta = {"value": self._value(node), "origin": origin_of(origin)}
+        node.meta = {"value": self.types.of(node), "origin": origin_of(origin), "placement": placement_of(origin)}
         return node
-
-    def _value(self, node: Node) -> Value:
-        """What a node yields, in fresh memory or in that of an operand."""
-        operands = node.all_input_nodes
-        kinds = tuple(_kind(value_of(one)) for one in operands)
-        names = {one: f"%{number}" for number, one in enumerate(operands)}
-        key = node.target, kinds, repr(map_arg((node.args, node.kwargs), names.__getitem__))
-        if key not in self.known:
-            self.known[key] = self._found(node)
-        held = [tensor.storage for one in operands for tensor in flat(value_of(one))]
-        fresh: dict[int, int] = {}
-        return _with_storages(
-            self.known[key], lambda at: held[at] if at >= 0 else fresh.setdefault(at, next(self.fresh))
-        )
-
-    def _found(self, node: Node) -> Value:
-        """The type of a node's result; storages of operands by their numbers, others below 0."""
-        with self.mode:
-            fakes = {one: _fake(value_of(one)) for one in node.all_input_nodes}
-            args, kwargs = map_arg((node.args, node.kwargs), fakes.__getitem__)
-            found = node.target(*args, **kwargs)  # type: ignore[operator]
-        given = [tensor for fake in fakes.values() for tensor in _tensors(fake)]
-        storages = {tensor.untyped_storage()._cdata: number for number, tensor in reversed(list(enumerate(given)))}
-        return _value_of(found, storages)
 
 
 def _in_memory_of(result: Node, whole: Value) -> Value:
@@ -122,34 +95,3 @@ def _in_memory_of(result: Node, whole: Value) -> Value:
     was = value_of(result)
     is_one = isinstance(was, TensorType) and isinstance(whole, TensorType)
     return replace(whole, storage=was.storage) if is_one else whole  # type: ignore[union-attr,type-var]
-
-
-def _kind(value: Value) -> Any:
-    if isinstance(value, TensorType):
-        return value.shape, value.dtype, value.stride
-    return None if value is None else tuple(map(_kind, value))
-
-
-def _fake(value: Value) -> Any:
-    if isinstance(value, TensorType):
-        return torch.empty_strided(value.sizes, value.stride, dtype=value.dtype)  # type: ignore[arg-type]
-    return 1 if value is None else tuple(map(_fake, value))
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [tensor for one in value for tensor in _tensors(one)] if isinstance(value, (tuple, list)) else []
-
-
-def _value_of(found: Any, storages: dict[int, int]) -> Value:
-    if isinstance(found, torch.Tensor):
-        number = storages.setdefault(found.untyped_storage()._cdata, -1 - len(storages))
-        return TensorType(tuple(found.shape), found.dtype, tuple(found.stride()), number)
-    return None if not isinstance(found, (tuple, list)) else tuple(_value_of(one, storages) for one in found)
-
-
-def _with_storages(value: Value, storage: Callable[[int], int]) -> Value:
-    if isinstance(value, TensorType):
-        return replace(value, storage=storage(value.storage))
-    return None if value is None else tuple(_with_storages(one, storage) for one in value)

@@ -23,7 +23,7 @@ from torch.fx import Node
 
 from ...compiler.devices.device import Device
 from ...compiler.devices.speeds import Speeds
-from ...compiler.ir.program import Program, tensors_of
+from ...compiler.ir.program import IN_PARTS, Program, tensors_of
 from ...compiler.ir.schedule import Await, Copy, Instruction, Lifetime, Load, Release, Run, Step
 from ...compiler.ir.split import bytes_sent, share_of
 from ...compiler.spec.residency import Residency
@@ -132,7 +132,7 @@ class ClockWalk:
         run = self.running
         if run is not None and self.began is not None:
             end = self.computed[run.device]
-            self.spans.append(Span(str(run.device), f"segment {run.segment.index}", self.began, end))
+            self.spans.append(Span(str(run.device), run.segment.title, self.began, end))
         self.began = None
 
     def step(self, step: Step) -> None:
@@ -154,8 +154,8 @@ class ClockWalk:
         return share_of(node, device)
 
     def issue(self, device: Device) -> None:
-        """The host goes on; where it computes itself what it issues, when that is done."""
-        if device.is_host or device.is_simulated:
+        """The host goes on; where it computes itself what it issues, when that is done, but in a thread a device."""
+        if (device.is_host or device.is_simulated) and IN_PARTS not in self.program.facts:
             self.issued = max(self.issued, self.computed[device])
 
     def wait(self, device: Device, until: float) -> None:

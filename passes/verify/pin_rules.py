@@ -9,7 +9,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 
 from ...compiler.ir.aliasing import Alias, computes, overwrites
-from ...compiler.ir.program import MOVING, placement_of
+from ...compiler.ir.program import MOVING, part_of, placement_of
 from ..analysis.replicated import SMALL
 from ..analysis.weight_chains import weights_through
 from .snapshot import UNKNOWN, Snapshot, Violation
@@ -21,12 +21,13 @@ def pin(snapshot: Snapshot) -> Iterator[Violation]:
     homes, free = snapshot.homes(), _free(snapshot, beside)
     roots: dict[Node, tuple[str, ...]] = {node: (weight.name,) for node, weight in snapshot.weights.items()}
     following: set[Node] = set()
-    current = 0
+    places: dict[int, int] = {}  # of each micro-batch, which goes its own way through the devices
     for node in snapshot.nodes:
         if node.target in MOVING and snapshot.operands[node][0] in roots:
             roots[node] = weights_through(node, roots)
         if node not in snapshot.kinds:
             continue
+        part = part_of(node) or 0
         consumed: tuple[str, ...] = ()
         for operand in snapshot.operands[node]:
             if operand in roots:
@@ -36,10 +37,11 @@ def pin(snapshot: Snapshot) -> Iterator[Violation]:
             roots[node] = weights_through(node, roots)
             pinning = [name for name in consumed if name not in free]
             if pinning and (node not in beside or computes(node.target)):
-                current = homes.get(pinning[-1], UNKNOWN)
+                places[part] = homes.get(pinning[-1], UNKNOWN)
         if placement_of(node).weights != consumed:
             names, said = list(consumed), list(placement_of(node).weights)
             yield Violation("pin", f"%{node.name} consumes the weights {names}, its placement says {said}", node)
+        current = places.get(part, 0)
         if snapshot.device[node] == current or node in beside:
             continue
         if consumed or not (following := following or _following(snapshot, beside)) or node not in following:
@@ -79,7 +81,7 @@ def _free(snapshot: Snapshot, beside: Mapping[Node, Node]) -> set[str]:
     for step, node in enumerate(snapshot.nodes):
         read = {name for operand in snapshot.operands[node] for name in roots.get(operand, ())}
         roots.setdefault(node, weights_through(node, roots) if read else ())
-        if node in snapshot.kinds and (node not in beside or computes(node.target)):
+        if node in snapshot.kinds and not part_of(node) and (node not in beside or computes(node.target)):
             for name in read:
                 steps.setdefault("" if name in inside and name not in free else name, []).append(step)
     of_blocks = steps.get("", [])

@@ -252,7 +252,7 @@ def segments(snapshot: Snapshot) -> Iterator[Violation]:
                 problem = f"%{node.name} is in segment {index} on {segment.device}, its placement says otherwise"
                 yield Violation("segments", problem, node)
     for first, second in pairwise(found):
-        alike = (first.device, first.group) == (second.device, second.group)
+        alike = (first.device, first.group, first.part) == (second.device, second.group, second.part)
         if alike:
             problem = f"segments {first.index} and {second.index} are both on {first.device}: one cut too many"
             yield Violation("segments", problem, second.nodes[0])

@@ -37,7 +37,7 @@ from ...compiler.ir.aliasing import (
     touched_memory,
     written_by,
 )
-from ...compiler.ir.program import MOVING, Program, tensors_of, weight_name
+from ...compiler.ir.program import MOVING, Program, part_of, tensors_of, weight_name
 from ...compiler.ir.split import assembles, original, source_of
 from ...compiler.ir.value import TensorType
 
@@ -118,7 +118,7 @@ class _Reader:
         read = self.name if op.names else self.key
         named = tuple([(key, read(one)) for key, one in node.kwargs.items()]) if node.kwargs else ()
         number = self.enter((node if op.is_random else op.index, *map(read, node.args), named))
-        if op.is_random:
+        if op.is_random and part_of(node) is None:  # what is taken apart draws nothing
             self.reading.random_ops.append(node)
         if op.kind is Alias.WRITE:
             self.write(node, number)

@@ -13,7 +13,7 @@ from ...compiler.errors import DovetailError, VerificationError
 from ...compiler.ir.program import Program
 from ...compiler.ir.schedule import Schedule
 from ...compiler.text.printer import lines_of
-from . import pin_rules, reuse_rules, rules, transfer_rules
+from . import part_rules, pin_rules, reuse_rules, rules, transfer_rules
 from . import row_split_rules as slice_rules
 from .replay import replay
 from .snapshot import Snapshot, Violation
@@ -25,6 +25,7 @@ CHECKS: tuple[tuple[str, Callable[[Snapshot], Iterator[Violation]]], ...] = (
     ("", rules.signature),
     ("", rules.alias),
     ("", rules.outside),
+    ("", part_rules.parts),
     ("placed", rules.home),
     ("placed", slice_rules.slices),
     ("placed", slice_rules.split),

@@ -147,6 +147,12 @@ class Where:
             "--chunk", metavar="CHUNKS", help="Compute wide parts in chunks, which may change last bits: off, 4."
         ),
     ] = ""
+    micro_batches: Annotated[
+        str,
+        _placement(
+            "--micro-batches", metavar="PARTS", help="Pictures of a call through a layer split in turn: off, 2."
+        ),
+    ] = ""
     inductor: Annotated[
         bool,
         _placement(
@@ -192,6 +198,7 @@ class Where:
             "max_vram": self.max_vram or None,
             "rig": self.rig or None,
             "chunk": self.chunk or None,
+            "micro_batches": self.micro_batches or None,
             "inductor": self.inductor,
             "auto_fit": self.auto_fit,
             "multi_gpu": not self.no_multi_gpu,

@@ -48,6 +48,8 @@ def _facts(part: Part, rig: Rig) -> Iterator[str]:
         yield from _kept(row, part, rig)
     if part.chunks > 1:
         yield f"It is computed in {part.chunks} chunks, to take less memory for values"
+    if part.micro_batches > 1:
+        yield f"Its pictures go through the devices in {part.micro_batches} micro-batches, so that these work at once"
     if part.tile:
         yield f"It works in tiles of {part.tile}, to take less memory for values"
 

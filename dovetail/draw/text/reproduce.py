@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from ...compiler.ir.program import Program
 from ...compiler.spec.residency import Residency
 from ...conventions.copied import FOLDER, generate_line
+from ...passes.batches.divide import micro_batches_of
 from ...passes.rewrites.chunk import chunks_of
 from ...passes.states.states import split_mode_of
 
@@ -21,12 +22,14 @@ def settings_of(programs: Mapping[str, Program]) -> dict[str, str]:
     parts = {name.partition(".")[0]: one for name, one in programs.items()}
     resting = {name: one.kept for name, one in parts.items() if one.kept is not Residency.DEVICE}
     chunks = {name: chunks_of(one) for name, one in parts.items()}
+    parts_of = {name: micro_batches_of(one) for name, one in parts.items()}
     modes = {name: split_mode_of(one) for name, one in parts.items()}
     found = {
         "--backend": {name: "&".join(map(str, one.devices)) for name, one in parts.items()},
         "--split-mode": {name: mode for name, mode in modes.items() if mode != "layer"},
         "--params-backend": {name: one.value for name, one in resting.items()},
         "--chunk": {name: str(count) for name, count in chunks.items() if count > 1},
+        "--micro-batches": {name: str(count) for name, count in parts_of.items() if count > 1},
     }
     settings = {option: ",".join(f"{k}={v}" for k, v in values.items()) for option, values in found.items() if values}
     rigs = {str(device): str(one.rig.only((device,))) for one in parts.values() for device in one.devices}

@@ -10,6 +10,8 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import load_file
 
+import dovetail
+from dovetail.passes.batches.divide import micro_batches_of
 from dovetail.runtime import sim
 from testbed.pipelines.tiny_pipelines import flux, paint, sd
 
@@ -101,3 +103,18 @@ def test_an_adapter_counts_where_halves_of_guidance_are_split_by_batch() -> None
         assert program.adapters or any(weight.kind == "adapter" for weight in program.weights.values())
         pipe.fuse_lora()
         assert off(paint(pipe, call), expected) < NEAR
+
+
+@pytest.mark.slow
+def test_an_adapter_counts_in_micro_batches(states: Any) -> None:
+    eager, call = flux()
+    several = {**call, "num_images_per_prompt": 2}
+    loaded(eager, states[0])
+    expected = paint(eager, several)
+    pipe, _ = flux()
+    dovetail.compile_pipeline(pipe, "sim0,transformer=sim0&sim1", micro_batches="transformer=2")
+    with pipe.dovetail:
+        loaded(pipe, states[0])
+        assert off(paint(pipe, several), expected) < NEAR
+        (program,) = programs_of(pipe)
+        assert micro_batches_of(program) == 2

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dovetail.runtime import sim
-from testbed.mode_pipelines import Cell, cells, enlarged, judge
+from testbed.mode_pipelines import MICRO, Cell, cells, enlarged, judge
 from tests.cases import drawn
 
 SEED = 20
@@ -33,6 +33,16 @@ def test_pictures_are_split_by_the_halves_of_guidance() -> None:
     assert not verdict.wrong, verdict.wrong
     assert verdict.is_split
     assert verdict.judged == ["picture, forward", "other size, forward", "several, forward"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "component"), [("sd", "unet"), ("flux", "transformer")])
+def test_pictures_go_through_a_layer_split_in_micro_batches(name: str, component: str) -> None:
+    sim.enable()
+    verdict = judge(Cell(name, component, MICRO, (1, 1), "fp32"))
+    assert not verdict.wrong, verdict.wrong
+    assert verdict.is_split
+    assert "several, forward" in verdict.judged
 
 
 def test_what_is_drawn_follows_from_the_seed() -> None:

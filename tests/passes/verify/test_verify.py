@@ -97,6 +97,10 @@ def write_into_an_input(program: Program) -> None:
     set_storage(next(program.inputs()), written_storage(program))
 
 
+def put_an_op_into_a_micro_batch(program: Program) -> None:
+    place_node(op(program, "linear"), part=0)
+
+
 def leave_a_weight_homeless(program: Program) -> None:
     program.home[next(iter(program.weights))] = ELSEWHERE
 
@@ -288,6 +292,7 @@ BREAKS: dict[str, tuple[str, Callable[[Program], None]]] = {
     "signature": ("simplify", drop_a_result),
     "alias": ("simplify", put_a_view_in_memory_of_its_own),
     "outside": ("simplify", write_into_an_input),
+    "parts": ("simplify", put_an_op_into_a_micro_batch),
     "home": ("simplify,blocks,place{shares=1:1:1}", leave_a_weight_homeless),
     "slices": ("simplify,blocks,rows{shares=16:10:6}", give_two_devices_the_same_rows),
     "split": ("simplify,blocks,rows{shares=16:10:6}", split_a_result_otherwise_than_its_weight),

@@ -50,6 +50,14 @@ def test_parts_are_computed_on_one_card(monkeypatch: pytest.MonkeyPatch) -> None
         gpu_mode_checks.parts_of_kernels(["sim0"])
 
 
+def test_micro_batches_are_compared_with_one_picture_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "each with the bits that it has alone" in gpu_mode_checks.micro_batches(["sim0", "sim1"], 2)
+    right = gpu_mode_checks.result
+    monkeypatch.setattr(gpu_mode_checks, "result", lambda program, call: right(program, call) + len(call["timestep"]))
+    with pytest.raises(AssertionError, match="other bits than one picture"):
+        gpu_mode_checks.micro_batches(["sim0", "sim1"], 2)
+
+
 def test_what_takes_two_cards_is_not_asked_of_one() -> None:
     for check in gpu_mode_checks.MODE_CHECKS[1:]:
         with pytest.raises(gpu_mode_checks.NotAsked, match=r"takes? two, and sim0 is alone"):
