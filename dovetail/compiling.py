@@ -176,7 +176,9 @@ def compile(
         devices = traced.rig.devices
         traced.keep(_residency_for(request, name, devices, index is not None), request.amounts_for())
         assignment = None if places is None else split_by_map(traced.weights, places, traced.residency)
-        return finish(traced, mode, assignment, request.shares_for(name, "", devices), request.chunks_for())
+        return finish(
+            traced, request.mode_for(), assignment, request.shares_for(name, "", devices), request.chunks_for()
+        )
 
     program = placed_module(name, traced, request, lower, homes is None and is_open(request))
     of_module, of_files = ProgramWeights.of_module, ProgramWeights.of_files

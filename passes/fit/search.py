@@ -24,21 +24,26 @@ proportional split, for these are among the columns.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from ...compiler.devices.device import Device
 from ...compiler.spec.residency import Residency
-from .groups import group_options, groups_of
+from .groups import group_options, groups_of, quick_options
 from .machine import Machine
 from .options import Option, option, options_of, proportional
 from .workload import Budgets, Load
 
 SLACK = 1.002
 """How much longer than the least a simpler plan may take."""
+
+TRIFLE = 0.01
+"""Components that take no more of a picture than this together are placed on one device or by layers, under no mode."""
 
 _ROUNDS = 4
 _NODES = 10_000  # of the solver's tree: a limit that is no time, so that equal input gives an equal plan
@@ -101,15 +106,43 @@ class Trial:
         if not load.asked.seeks_group:
             yield from options_of(load, self.machine, budgets, self.lists, self.places)
             return
+        if load.asked.chooses_mode:
+            yield from self._quickest(load, budgets)
+            return
         yield from group_options(load, self.machine, budgets, self.groups, self.places)
         if load.asked.may_be_alone:
             alone = [one for one in self.lists if len(one) == 1]
             yield from options_of(load.by_layers, self.machine, budgets, alone, self.places)
 
+    def _quickest(self, load: Load, budgets: Budgets) -> Iterator[Option]:
+        """The ways on one device and by layers, and those under modes, but for trifles."""
+        least = math.inf
+        for way in options_of(load.by_layers, self.machine, budgets, self.lists, self.places):
+            least = min(least, way.seconds)
+            yield way
+        if load.name not in self.trifles:
+            yield from quick_options(load, self.machine, budgets, self.groups, self.places, least)
+
+    @cached_property
+    def trifles(self) -> frozenset[str]:
+        """The components of which the quickest mode is not looked for: all of them together take next to nothing."""
+        least: dict[str, float] = {}
+        for load in self.loads:
+            some = options_of(load.by_layers, self.machine, self.budgets, self.lists, self.places)
+            least[load.name] = min((way.seconds for way in some), default=math.inf)
+        most, found = TRIFLE * sum(one for one in least.values() if one < math.inf), []
+        for name, seconds in sorted(least.items(), key=lambda one: one[1]):
+            most -= seconds
+            if most < 0:
+                break
+            found.append(name)
+        return frozenset(found) if len(self.loads) > 1 else frozenset()
+
     def several(self, load: Load) -> list[tuple[Device, ...]]:
         """The lists of a proportional split of a component of which nothing was asked."""
         said = load.asked
-        if said.devices or said.residency or said.shares or said.seeks_group or said.tiled:
+        is_together = said.seeks_group and not said.chooses_mode
+        if said.devices or said.residency or said.shares or is_together or said.tiled:
             return []
         return [one for one in self.lists if len(one) > 1]
 
@@ -309,10 +342,11 @@ def _refined(best: Solution, loads: Sequence[Load], machine: Machine, budgets: B
     ways = dict(best.ways)
     for load in loads:
         way = ways[load.name]
-        is_open = not (load.asked.shares or load.asked.places_itself or load.asked.seeks_group)
-        if len(way.devices) > 1 and is_open:
+        one = load.by_layers if load.asked.chooses_mode else load
+        is_open = not (one.asked.shares or one.asked.places_itself or one.asked.seeks_group)
+        if len(way.devices) > 1 and is_open and way.mode == "layer":
             left = left_for(load, ways, budgets)
-            finer = option(load, machine, left, way.devices, way.residency, way.tiled, _FINE, way.amounts)
+            finer = option(one, machine, left, way.devices, way.residency, way.tiled, _FINE, way.amounts)
             tried = {**ways, load.name: finer} if finer else ways
             if finer and finer.seconds <= way.seconds and fits(Solution(tried), budgets):
                 ways = tried

@@ -83,6 +83,15 @@ class Solver:
             return NotPossible(self.mode, f"no recipe keeps to the bytes that devices may have, and of states {others}")
         return solution_of(problem, recipe.choice, recipe.account, self.mode, recipe.name, floor)
 
+    def recipe(self) -> Solution | NotPossible:
+        """The best recipe that splits something, whatever room devices have; nothing is solved for."""
+        some = [one for one in self._recipes if one.name != "whole"] if not self._refusal else []
+        best = best_recipe(self.posed.within(()), some)
+        if best is None:
+            return NotPossible(self.mode, self._refusal or "no recipe splits any of its operations")
+        seconds = best.account.seconds
+        return solution_of(self.posed.problem, best.choice, best.account, self.mode, best.name, seconds)
+
     def over(self, group: Group) -> Solver:
         """The same over devices of other speeds, whose shares are these."""
         return Solver(self.posed.over(group), self.mode)
