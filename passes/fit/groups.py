@@ -60,15 +60,15 @@ def group_options(
 
 def quick_options(
     load: Load, machine: Machine, budgets: Budgets, groups: Sequence[tuple[Device, ...]], places: Sequence[Residency],
-    least: float = math.inf,
+    modes: Sequence[str], least: float = math.inf,
 ) -> Iterator[Option]:  # fmt: skip
-    """The ways under all modes, where the mode is to be found.
+    """The ways under all of some modes, where the mode is to be found.
 
     Groups are left out that cannot be quicker than others, or than the ``least`` that is known. Where devices were
     named these are the group.
     """
     for devices in _named(load, groups):
-        for mode in MODES if _least_of(load, machine, devices) < least else ():
+        for mode in modes if _least_of(load, machine, devices) < least else ():
             for way in _in_shares(load, machine, budgets, devices, places, mode):
                 least = min(least, way.seconds)
                 yield way
@@ -134,9 +134,12 @@ def group_option(
     return load.once(machine, key, lambda: _find(load, machine, budgets, devices, residency, work))
 
 
-def why_no_group(load: Load, machine: Machine, budgets: Budgets, places: Sequence[Residency]) -> str:
-    """Why no group of devices computes a component together as was asked; nothing where one does."""
-    groups = groups_of(machine, budgets)
+def why_no_group(
+    load: Load, machine: Machine, budgets: Budgets, places: Sequence[Residency],
+    groups: Sequence[tuple[Device, ...]] | None = None,
+) -> str:  # fmt: skip
+    """Why no group of devices computes a component together as was asked, or none of some; nothing where one does."""
+    groups = groups_of(machine, budgets) if groups is None else groups
     if next(group_options(load, machine, budgets, groups, places), None) is not None:
         return ""
     works = [(devices, _work(load, devices)) for devices in groups]

@@ -27,20 +27,23 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
 from ...compiler.devices.device import Device
 from ...compiler.spec.residency import Residency
-from .groups import group_options, groups_of, quick_options
+from .groups import MODES, group_options, groups_of, quick_options
 from .machine import Machine
 from .options import Option, option, options_of, proportional
 from .workload import Budgets, Load
 
 SLACK = 1.002
 """How much longer than the least a simpler plan may take."""
+
+ALONE, LAYER = "one device", "layer"
+"""How a component is split that is under no mode."""
 
 TRIFLE = 0.01
 """Components that take no more of a picture than this together are placed on one device or by layers, under no mode."""
@@ -62,10 +65,15 @@ class Solution:
         return sum(way.seconds for way in self.ways.values())
 
 
-def search(loads: Sequence[Load], machine: Machine, budgets: Budgets) -> Solution | None:
-    """The ways of least seconds that fit together, or None where no ways do."""
+def search(
+    loads: Sequence[Load], machine: Machine, budgets: Budgets, only: Mapping[str, str] | None = None
+) -> Solution | None:
+    """The ways of least seconds that fit together, or None where no ways do.
+
+    Of components whose mode is to be found those in ``only`` are split so alone, by name: `ALONE`, `LAYER` or a mode.
+    """
     groups = groups_of(machine, budgets) if any(load.asked.seeks_group for load in loads) else ()
-    trial = Trial(loads, machine, budgets, machine.lists(budgets), places_of(loads, budgets), groups)
+    trial = Trial(loads, machine, budgets, machine.lists(budgets), places_of(loads, budgets), groups, only or {})
     columns: dict[str, list[Option]] = {}
     for load in loads:
         columns[load.name] = list(trial.options(load, budgets))
@@ -100,6 +108,7 @@ class Trial:
     lists: Sequence[tuple[Device, ...]]
     places: Sequence[Residency]
     groups: Sequence[tuple[Device, ...]] = ()
+    only: Mapping[str, str] = field(default_factory=dict)
 
     def options(self, load: Load, budgets: Budgets) -> Iterator[Option]:
         """The ways to place a component under some budgets: over groups where a mode was asked for that is of these."""
@@ -116,12 +125,15 @@ class Trial:
 
     def _quickest(self, load: Load, budgets: Budgets) -> Iterator[Option]:
         """The ways on one device and by layers, and those under modes, but for trifles."""
-        least = math.inf
-        for way in options_of(load.by_layers, self.machine, budgets, self.lists, self.places):
-            least = min(least, way.seconds)
-            yield way
-        if load.name not in self.trifles:
-            yield from quick_options(load, self.machine, budgets, self.groups, self.places, least)
+        least, only = math.inf, self.only.get(load.name, "")
+        lists = [one for one in self.lists if only in ("", _kind(one))]
+        for way in options_of(load.by_layers, self.machine, budgets, lists, self.places):
+            if only in ("", LAYER if load.asked.devices else _kind(way.devices)):
+                least = min(least, way.seconds)
+                yield way
+        if load.name not in self.trifles or only:
+            modes = [mode for mode in MODES if only in ("", mode)]
+            yield from quick_options(load, self.machine, budgets, self.groups, self.places, modes, least)
 
     @cached_property
     def trifles(self) -> frozenset[str]:
@@ -142,9 +154,14 @@ class Trial:
         """The lists of a proportional split of a component of which nothing was asked."""
         said = load.asked
         is_together = said.seeks_group and not said.chooses_mode
+        is_together |= self.only.get(load.name, LAYER) != LAYER
         if said.devices or said.residency or said.shares or is_together or said.tiled:
             return []
         return [one for one in self.lists if len(one) > 1]
+
+
+def _kind(devices: Sequence[Device]) -> str:
+    return LAYER if len(devices) > 1 else ALONE
 
 
 def places_of(loads: Sequence[Load], budgets: Budgets) -> list[Residency]:
