@@ -11,6 +11,7 @@ from ..passes.fit.groups import why_no_group, why_no_mode
 from ..passes.fit.machine import Machine
 from ..passes.fit.search import Solution, places_of, search
 from ..passes.fit.workload import Budgets, Load
+from .chosen import forget
 
 logger = logging.getLogger(__name__)
 
@@ -26,9 +27,7 @@ def searched(loads: Sequence[Load], machine: Machine, budgets: Budgets) -> tuple
     why = {load.name: _why(load, machine, budgets, places) for load in loads if load.asked.seeks_group}
     some = [_by_layers(load, why[load.name]) if why.get(load.name) else load for load in loads]
     solution = search(some, machine, budgets)
-    for load in some:
-        if load.work is not None:
-            load.work.forget()
+    forget(some)
     if solution is not None or not any(load.asked.seeks_group for load in some):
         return some, solution
     found = [_by_layers(load, _BESIDE) if load.asked.seeks_group else load for load in some]

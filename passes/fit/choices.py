@@ -17,7 +17,7 @@ class Choice:
     """A way to split a component: on one device, by layers, or under a mode.
 
     ``seconds`` are those of a picture with the component split so, on ``devices``, and all else as is quickest then;
-    None where it cannot be, for the reason ``why``.
+    None where it cannot be, for the reason ``why``. ``is_taken`` says that it is the way that was found.
     """
 
     component: str
@@ -25,6 +25,7 @@ class Choice:
     devices: tuple[Device, ...] = ()
     seconds: float | None = None
     why: str = ""
+    is_taken: bool = False
 
 
 def choices(loads: Sequence[Load], solution: Solution, machine: Machine, budgets: Budgets) -> Iterator[Choice]:
@@ -45,7 +46,7 @@ def _choice(
     found = _kind(solution, load)
     other = solution if found == mode else search(loads, machine, budgets, {load.name: mode})
     if other is not None:
-        return Choice(load.name, mode, other.ways[load.name].devices, other.seconds)
+        return Choice(load.name, mode, other.ways[load.name].devices, other.seconds, is_taken=other is solution)
     return Choice(load.name, mode, why=_why(load, mode, machine, budgets, loads))
 
 

@@ -11,6 +11,7 @@ from ...compiler.devices.rig import Rig
 from ...compiler.devices.speeds import speeds_of
 from ...compiler.ir.program import Program
 from ..states.fitting import quickest, seconds_of
+from ..states.forms import narrowed
 from ..states.solution import NotPossible
 from .row_work import row_work
 
@@ -101,7 +102,7 @@ class GroupWork:
 
     def _solved(self, traced: Program, devices: Sequence[Device]) -> Work | NotPossible:
         if id(traced) not in self._prepared:
-            self._prepared[id(traced)] = self.prepared(traced)
+            self._prepared[id(traced)] = narrowed(self.prepared(traced))
         program = replace(self._prepared[id(traced)], rig=self.rig.only(devices))
         whole = sum(weight.nbytes for weight in program.weights.values())
         if self.mode == "row":

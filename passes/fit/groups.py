@@ -37,7 +37,10 @@ def groups_of(machine: Machine, budgets: Budgets) -> list[tuple[Device, ...]]:
     So are those that are faster than all others of the kind.
     """
     kinds = machine.kinds(budgets)
-    order = sorted(kinds, key=lambda one: (-kinds[one][0].rate("float16"), kinds[one][1], machine.devices.index(one)))
+    order = sorted(
+        filter(budgets.of, kinds),
+        key=lambda one: (-kinds[one][0].rate("float16"), kinds[one][1], machine.devices.index(one)),
+    )
     found: list[tuple[Device, ...]] = []
     for kind in dict.fromkeys(one.kind for one in order):
         some = [one for one in order if one.kind == kind]
@@ -68,22 +71,34 @@ def quick_options(
     named these are the group.
     """
     for devices in _named(load, groups):
-        for mode in modes if _least_of(load, machine, devices) < least else ():
+        for mode in _worth_trying(load, modes) if _least_of(load, machine, devices) < least else ():
             for way in _in_shares(load, machine, budgets, devices, places, mode):
                 least = min(least, way.seconds)
                 yield way
 
 
+def _worth_trying(load: Load, modes: Sequence[str]) -> list[str]:
+    """The modes that are tried: where a rough answer is enough without rows, which are hardly ever quickest."""
+    is_rough = load.work is not None and load.work.is_rough
+    return [mode for mode in modes if not is_rough or mode != "row"]
+
+
 def _named(load: Load, groups: Sequence[tuple[Device, ...]]) -> Sequence[tuple[Device, ...]]:
     """The groups that are tried: that of the devices that were named, if they are of a kind, or all; large ones first.
 
-    As many as there are shares, where these were given.
+    As many as there are shares, where these were given. Where a rough answer is enough, all devices of a kind.
     """
     named = load.asked.devices
     if named:
         return [named] if len({one.kind for one in named}) == 1 < len(named) else []
     given = [one for one in groups if len(one) == len(load.asked.shares)] if load.asked.shares else groups
-    return sorted(given, key=lambda one: -len(one))
+    ordered = sorted(given, key=len, reverse=True)
+    if load.work is None or not load.work.is_rough:
+        return ordered
+    largest: dict[str, tuple[Device, ...]] = {}
+    for one in ordered:
+        largest.setdefault(one[0].kind, one)
+    return list(largest.values())
 
 
 def _least_of(load: Load, machine: Machine, devices: Sequence[Device]) -> float:

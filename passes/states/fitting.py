@@ -28,7 +28,7 @@ from ..simulate.timeline import timeline
 from .arrange import Arrange
 from .exchanges import Group
 from .forms import forms_of
-from .modes import Limits
+from .modes import Limits, why_not
 from .share import share
 from .solution import NotPossible, Solution
 from .solve import Solver, solver_of
@@ -77,6 +77,9 @@ def quickest(program: Program, mode: str, shares: Sequence[float] = (), *, solve
     if reason:
         return NotPossible(mode, reason)
     group = group_of(program, shares)
+    reason = why_not(program, group, mode)
+    if reason:
+        return NotPossible(mode, reason)
     each = [_Tries(form, group, mode).quickest(solves) for form in forms_of(program, mode, group.shares)]
     fitting = [one for one in each if isinstance(one, Fitted)]
     return min(fitting, key=lambda one: one.solution.account.seconds) if fitting else each[0]

@@ -19,7 +19,7 @@ from .clusters import clusters_of
 from .exchanges import Group
 from .masks import as_read
 from .model import Model, modelled
-from .modes import Limits, Posed, pictures, posed
+from .modes import Limits, Posed, posed, why_not
 from .recipes import Recipe, best_recipe, recipes
 from .solution import NotPossible, Solution, solution_of
 
@@ -99,12 +99,8 @@ class Solver:
     @cached_property
     def _refusal(self) -> str:
         """Why nothing can be split under the mode, if so."""
-        if self.mode == "batch" and self.posed.batch < 2:
-            return "the inputs are of one picture"
-        folded, group = self.posed.problem.folded, self.posed.problem.group
-        if self.mode == "spatial" and not pictures(folded.program, group):
-            return "none of the inputs is a picture that can be split"
-        return ""
+        problem = self.posed.problem
+        return why_not(problem.folded.program, problem.group, self.mode)
 
     @cached_property
     def _recipes(self) -> tuple[Recipe, ...]:
