@@ -237,6 +237,8 @@ def _residency_for(request: Request, name: str, devices: tuple[Device, ...], has
 def _refuse_mode(request: Request) -> None:
     """Raises UsageError for a way to split that a device map leaves no room for."""
     mode = request.mode_for()
+    if request.chooses_mode():
+        logger.warning("a device map places each weight whole: split mode auto is not used beside one")
     if mode != "layer":
         how = "slices them" if mode == "row" else "has all devices compute each operation together"
         raise UsageError(f"a device map places each weight whole, split mode {mode} {how}: give one of the two")

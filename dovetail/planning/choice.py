@@ -17,7 +17,8 @@ def rows_of_choices(choices: Sequence[Choice], spread: float) -> list[tuple[str,
 
     ``spread`` is the part of seconds that they may be off by.
     """
-    rows, before = [], ""
+    rows: list[tuple[str, ...]] = []
+    before = ""
     for one in choices:
         name = one.component if one.component != before else ""
         before = one.component
