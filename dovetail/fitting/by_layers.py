@@ -30,7 +30,8 @@ def searched(loads: Sequence[Load], machine: Machine, budgets: Budgets) -> tuple
     forget(some)
     if solution is not None or not any(load.asked.seeks_group for load in some):
         return some, solution
-    found = [_by_layers(load, _BESIDE) if load.asked.seeks_group else load for load in some]
+    without = [load.by_layers if load.asked.chooses_mode else load for load in some]  # which was among its ways
+    found = [_by_layers(load, _BESIDE) if load.asked.seeks_group else load for load in without]
     return found, search(found, machine, budgets)
 
 
