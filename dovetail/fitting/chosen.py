@@ -29,6 +29,10 @@ class Quicker:
     def __str__(self) -> str:
         return f"`--split-mode {QUICKEST}`: {duration(self.seconds)} in place of {duration(self.instead)}"
 
+    def as_data(self) -> dict[str, float]:
+        """Both as JSON has them."""
+        return {"seconds": round(self.seconds, 3), "in_place_of": round(self.instead, 3)}
+
 
 def quicker(loads: Sequence[Load], solution: Solution, machine: Machine, budgets: Budgets) -> Quicker | None:
     """How long a picture takes under `auto`, where no mode was asked for and it is quicker so.

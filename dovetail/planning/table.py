@@ -262,7 +262,7 @@ class Account:
             "devices": devices,
             "tiles": {name: str(tile) for name, tile in self.generation.tiles.items()},
             "modes": facts_of_choices(self.decision.choices if self.decision is not None else ()),
-            "auto": None if self.quicker is None else {"seconds": round(self.quicker.seconds, 3)},
+            "auto": None if self.quicker is None else self.quicker.as_data(),
             "warnings": list(self.warnings),
             "notes": list(self.notes),
         }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -19,6 +18,7 @@ from dovetail.pipelines.dryrun import DryPipeline
 from dovetail.planning.table import Account
 from dovetail.runtime import sim
 from testbed.pipelines.tiny_pipelines import flux, paint, sd
+from testbed.sharing import slowed
 from tests.cases import slow_but
 
 from .test_open_devices import ROOMY, asked_by
@@ -36,12 +36,6 @@ def _slow_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     real, host = speeds.of_card, slowed(speeds.HOST_SPEED, 1e-8, 1e-5)
     monkeypatch.setattr(speeds, "of_card", lambda card: slowed(real(card), 1e-6, 1e-3))
     monkeypatch.setattr(decide, "measured_host", lambda: host)
-
-
-def slowed(one: speeds.Speed, rate: float, bandwidth: float) -> speeds.Speed:
-    """The same with parts of its rates, as quick to reach."""
-    flops, attention = ({dtype: rate * of for dtype, of in some.items()} for some in (one.flops, one.attention))
-    return replace(one, flops=flops, attention=attention, bandwidth=one.bandwidth * bandwidth, launch=0.0)
 
 
 @cache
