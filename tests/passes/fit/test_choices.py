@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dovetail.compiler.devices.device import Device
 from dovetail.compiler.devices.rig import Rig
+from dovetail.fitting.decide import why_not_used
 from dovetail.passes.fit.choices import choices
 from dovetail.passes.fit.group_work import GroupWork, Work
 from dovetail.passes.fit.groups import MODES
@@ -94,9 +95,8 @@ def test_what_each_mode_takes_is_no_less_than_what_was_taken(reached: dict[str, 
         assert len(choice.devices) == 1 or choice.mode != ALONE
 
 
-def found_by(one: Load, given: Budgets, slow: Sequence[Device] = ()) -> Solution:
-    cards = tuple(card for card in CARDS if card not in slow)
-    solution = search([one], machine(cards, slow), given)
+def found_by(one: Load, given: Budgets) -> Solution:
+    solution = search([one], machine(), given)
     assert solution is not None
     return solution
 
@@ -129,8 +129,12 @@ def test_a_card_that_costs_more_than_it_gives_is_left_out() -> None:
     one = component(sequence=0.9)
     assert isinstance(one.work, Stated)
     one = replace(one, work=Uneven(**{**vars(one.work), "_prepared": {}}))
-    way = found_by(one, budgets(300, 300, 300, 300), slow=CARDS[3:]).ways["diffusion"]
-    assert (way.mode, way.devices) == ("sequence", CARDS[:3])
+    given, on = budgets(300, 300, 300, 300), machine(CARDS[:3], slow=CARDS[3:])
+    found = search([one], on, given)
+    assert found is not None
+    assert (found.ways["diffusion"].mode, found.ways["diffusion"].devices) == ("sequence", CARDS[:3])
+    (note,) = why_not_used(found, [one], on, given)
+    assert note.startswith("cuda3 is not used: splitting diffusion over it too would take ")
 
 
 def test_shares_by_memory_are_said_where_those_by_speed_do_not_fit() -> None:
