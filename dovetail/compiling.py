@@ -188,7 +188,7 @@ def compile(
         traced.keep(_residency_for(request, name, devices, index is not None), request.amounts_for())
         assignment = None if places is None else split_by_map(traced.weights, places, traced.residency)
         shares, chunks = request.shares_for(name, "", devices), request.chunks_for()
-        return finish(traced, mode, assignment, shares, chunks, request.micro_batches_for())
+        return finish(traced, request.mode_for(), assignment, shares, chunks, request.micro_batches_for())
 
     program = placed_module(name, traced, request, lower, homes is None and is_open(request))
     of_module, of_files = ProgramWeights.of_module, ProgramWeights.of_files
@@ -247,6 +247,8 @@ def _residency_for(request: Request, name: str, devices: tuple[Device, ...], has
 def _refuse_mode(request: Request) -> None:
     """Raises UsageError for a way to split that a device map leaves no room for."""
     mode = request.mode_for()
+    if request.chooses_mode():
+        logger.warning("a device map places each weight whole: split mode auto is not used beside one")
     if mode != "layer":
         how = "slices them" if mode == "row" else "has all devices compute each operation together"
         raise UsageError(f"a device map places each weight whole, split mode {mode} {how}: give one of the two")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from dovetail.compiler.devices.device import Device
@@ -32,3 +32,9 @@ def slow_group(shares: Sequence[int], devices: Sequence[Device] = (), latency: f
     group = tuple(devices) or tuple(Device.named(f"cuda{index}") for index in range(len(shares)))
     speed = Speed({"float32": 1e9}, 1e9, 1e9, 1e-9, peer=1e9)
     return Group(group, tuple(shares), Speeds(dict.fromkeys(group, speed), latency=latency))
+
+
+def slowed(one: Speed, rate: float, bandwidth: float) -> Speed:
+    """The same with parts of its rates, and as quick to reach: tiny operations then take as long as large ones do."""
+    flops, attention = ({dtype: rate * of for dtype, of in some.items()} for some in (one.flops, one.attention))
+    return replace(one, flops=flops, attention=attention, bandwidth=one.bandwidth * bandwidth, launch=0.0)

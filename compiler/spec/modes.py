@@ -17,7 +17,10 @@ from .roles import read_key
 TOGETHER = ("tensor", "sequence", "batch", "spatial")
 """The modes in which all devices compute each operation together, in the states that are solved for."""
 
-MODES = ("layer", "row", *TOGETHER)
+QUICKEST = "auto"
+"""The quickest of all modes that fit: a search says which, and by layers until then."""
+
+MODES = ("layer", "row", *TOGETHER, QUICKEST)
 ALIASES = {"tp": "tensor", "sp": "sequence", "ulysses": "sequence", "ring": "sequence", "cfg": "batch", "dp": "batch"}
 """Names of modes elsewhere: tensor parallel, sequence parallel and two ways of it, guidance and data parallel."""
 
@@ -30,7 +33,7 @@ class SplitMode(ByComponent[str]):
     """How each component is spread over its devices; `layer` where nothing is said."""
 
     def mode_for(self, attribute: str, role: str) -> str:
-        """`layer`, `row`, `tensor`, `sequence`, `batch` or `spatial`."""
+        """`layer`, `row`, `tensor`, `sequence`, `batch`, `spatial`, or `auto` where a search is to say."""
         return self.get(attribute, role) or "layer"
 
 

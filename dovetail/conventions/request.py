@@ -30,7 +30,7 @@ from ..compiler.spec import (
 )
 from ..compiler.spec.backend import AUTO
 from ..compiler.spec.budget import MaxMemory
-from ..compiler.spec.modes import TOGETHER, check_kinds
+from ..compiler.spec.modes import QUICKEST, TOGETHER, check_kinds
 from ..compiler.spec.residency import Amounts, Residency
 from ..compiler.units import format_bytes
 from .spellings import Budgets, Counts, Modes, Places, Shares
@@ -107,8 +107,12 @@ class Request:
         )
 
     def mode_for(self, attribute: str = "", role: str = "") -> str:
-        """How a component is split, one of `MODES`."""
-        return self.split_mode.mode_for(attribute, role)
+        """How a component is split, one of `MODES`; by layers where a search is yet to say."""
+        return "layer" if self.chooses_mode(attribute, role) else self.split_mode.mode_for(attribute, role)
+
+    def chooses_mode(self, attribute: str = "", role: str = "") -> bool:
+        """Whether a search is to say how a component is split."""
+        return self.split_mode.mode_for(attribute, role) == QUICKEST
 
     def rig_for(self, attribute: str = "", role: str = "") -> Rig:
         """The devices of a component, main device first, each with no more free memory than its budget.

@@ -19,7 +19,7 @@ from ..compiler.spec import (
 from ..compiler.spec.backend import AUTO, DEVICE, Resting, Word
 from ..compiler.spec.chunks import WHOLE, Chunks
 from ..compiler.spec.items import ByComponent
-from ..compiler.spec.modes import TOGETHER, Shares, SplitMode
+from ..compiler.spec.modes import QUICKEST, TOGETHER, Shares, SplitMode
 from ..compiler.units import format_bytes
 from ..conventions.request import Request
 from ..passes.fit.plan import PlacedComponent, Plan
@@ -29,8 +29,19 @@ S = TypeVar("S", bound=ByComponent[Any])
 
 
 def leaves_devices_open(request: Request, roles: Mapping[str, str]) -> bool:
-    """Whether the search decides: some component has no devices of its own, and there is more than the host."""
-    return bool(request.rig.gpus) and may_be_searched(request, roles)
+    """Whether the search decides, and there is more than the host.
+
+    That is where a component has no devices of its own, or several and no mode yet.
+    """
+    is_open = may_be_searched(request, roles) or any(_seeks_mode(request, *one) for one in roles.items())
+    return bool(request.rig.gpus) and is_open
+
+
+def _seeks_mode(request: Request, name: str, role: str) -> bool:
+    """Whether the quickest mode is to be found of a component that is on several devices, or may be."""
+    if not request.chooses_mode(name, role):
+        return False
+    return request.is_open(name, role) or len(request.backend.devices_for(name, role, request.rig)) > 1
 
 
 def may_be_searched(request: Request, roles: Mapping[str, str]) -> bool:
@@ -54,7 +65,8 @@ def asked_of(request: Request, name: str, role: str) -> Asked:
     amounts, chunks = request.amounts_for(name, role), request.chunks_for(name, role)
     of_all = bool(role) and {name, role}.isdisjoint(dict(request.split_mode.named))
     asked = Asked(
-        devices, residency, tuple(shares), amounts=amounts, chunks=chunks, mode=request.mode_for(name, role),
+        devices, residency, tuple(shares), amounts=amounts, chunks=chunks,
+        mode=QUICKEST if _seeks_mode(request, name, role) else request.mode_for(name, role),
         may_be_alone=of_all and not devices,
     )  # fmt: skip
     given = request.tensor_split.get(name, role) or () if asked.seeks_group else ()
@@ -86,9 +98,11 @@ def request_of(request: Request, plan: Plan, roles: Mapping[str, str]) -> Reques
     unplaced = {one.name for one in found if request.is_open(one.name, roles[one.name])}
     unrested = [one for one in found if leaves_places_open(request, one.name, roles[one.name])]
     has_shares = {one.name for one in found if request.tensor_split.get(one.name, roles[one.name]) is not None}
-    unsplit = [
-        one for one in found if one.ratio and (one.name in unplaced or (one in unrested and one.name not in has_shares))
-    ]
+    unsettled = {one.name for one in found if _seeks_mode(request, one.name, roles[one.name])}
+    is_free = {one.name for one in unrested if one.name not in has_shares} | {
+        one.name for one in found if one.name in unsettled and one.mode != "layer"
+    }
+    unsplit = [one for one in found if one.ratio and one.name in unplaced | is_free]
     backend = _with(
         request.backend,
         {one.name: tuple(Word(device.name) for device in one.devices) for one in found if one.name in unplaced},
@@ -104,12 +118,13 @@ def request_of(request: Request, plan: Plan, roles: Mapping[str, str]) -> Reques
         devices = backend.devices_for(one.name, roles[one.name], request.rig)
         return tuple(of_each.get(device, 0.0) for device in devices)
 
-    together = (one for one in found if request.mode_for(one.name, roles[one.name]) in TOGETHER)
-    modes = {one.name: one.mode for one in together if one.name in unplaced}
+    together = {one.name for one in found if request.mode_for(one.name, roles[one.name]) in TOGETHER}
+    modes = {one.name: one.mode for one in found if one.name in unsettled | (together & unplaced)}
+    split = request.split_mode if request.split_mode.default != QUICKEST else SplitMode(None, request.split_mode.named)
     return replace(
         request,
         backend=backend,
-        split_mode=_with(request.split_mode, modes),
+        split_mode=_with(split, modes),
         params_backend=_with(replace(request.params_backend, named=said), rests),
         tensor_split=_with(request.tensor_split, {one.name: over_all(one) for one in unsplit}),
     )

@@ -7,7 +7,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeVar
 
 from ..compiler.devices.device import Device
@@ -18,9 +18,11 @@ from ..compiler.durations import seconds_text
 from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.program import Program
 from ..compiler.ir.weight import Weight
+from ..compiler.spec.modes import QUICKEST
 from ..compiler.units import format_bytes
 from ..conventions.request import Request
 from ..passes.fit.chain import REST, Chain, Part
+from ..passes.fit.choices import Choice, choices
 from ..passes.fit.group_work import GroupWork
 from ..passes.fit.lacking import lacking, problem_of
 from ..passes.fit.machine import Kind, Machine
@@ -32,6 +34,7 @@ from ..runtime.devices.card_speeds import measured_cards
 from .asked import asked_of, budgets_of
 from .by_layers import searched
 from .chains import CallOfPart, chain_by_parts, joined_chain, prepared
+from .chosen import Quicker, forget, quicker, rough
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +86,7 @@ def loads_of(members: Mapping[str, Member], calls: Sequence[TracedCall], request
         if member.role == "te" and name != largest and name not in dict(request.backend.named):
             asked = replace(asked.by_layers, devices=asked.devices[:1], shares=())  # as `share_out` has it
         work = None
-        if asked.seeks_group and not member.weights:
+        if not member.weights:
             work = GroupWork(
                 traces[name], partial(prepared, chunks=asked.chunks), request.granted, asked.mode, asked.shares,
                 asked.chunks,
@@ -126,10 +129,24 @@ class Decision:
     def explained(self) -> Plan:
         """The plan with notes on why devices are used or not; a search for each of them, which knows of no rows."""
         ways = self.solution.ways
-        if max(ways, key=lambda name: ways[name].seconds) in self.by_rows:
+        heavy = max(self.loads, key=lambda load: ways[load.name].seconds)
+        if heavy.name in self.by_rows and not heavy.asked.chooses_mode:
             return self.plan
-        of = self.solution, self.loads, self.machine, self.budgets
+        loads = tuple(rough(load) if load.asked.chooses_mode else load for load in self.loads)
+        of = self.solution, loads, self.machine, self.budgets
         return replace(self.plan, notes=(*why_used(*of), *why_not_used(*of)))
+
+    @cached_property
+    def choices(self) -> tuple[Choice, ...]:
+        """What a picture would take in each mode, of the components whose mode was found."""
+        found = tuple(choices(self.loads, self.solution, self.machine, self.budgets))
+        forget(self.loads)
+        return found
+
+    @cached_property
+    def quicker(self) -> Quicker | None:
+        """How much quicker a picture is under `auto`, where no mode was asked for."""
+        return quicker(self.loads, self.solution, self.machine, self.budgets)
 
 
 def decide(name: str, loads: Sequence[Load], request: Request, over: Over | None = None) -> Decision | DoesNotFitError:
@@ -276,7 +293,8 @@ def _why(
     device: Device, heavy: Load, solution: Solution, loads: Sequence[Load], machine: Machine, budgets: Budgets
 ) -> str:
     devices = (*solution.ways[heavy.name].devices, device)
-    forced = [replace(one, asked=replace(one.asked.opened, devices=devices)) if one is heavy else one for one in loads]
+    opened = replace(heavy.asked.opened, devices=devices, mode=QUICKEST if heavy.asked.chooses_mode else "layer")
+    forced = [replace(one, asked=opened) if one is heavy else one for one in loads]
     other = search(forced, machine, budgets)
     way = other.ways[heavy.name] if other else None
     if other is None or way is None:

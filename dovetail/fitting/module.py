@@ -11,9 +11,10 @@ from ..compiler.errors import DoesNotFitError, unless_refused
 from ..compiler.ir.program import Program
 from ..compiler.spec import parse_backend, parse_params_backend, parse_split_mode, parse_tensor_split
 from ..compiler.spec.chunks import Chunks
-from ..compiler.spec.modes import TOGETHER
+from ..compiler.spec.modes import TOGETHER, TensorSplit
 from ..compiler.spec.residency import Residency
 from ..conventions.request import Request
+from ..passes.fit.options import Option
 from ..passes.fit.search import Solution
 from ..passes.fit.workload import Load, Over
 from ..passes.rewrites.chunk import chunks_of
@@ -134,7 +135,12 @@ def _placed(request: Request, solution: Solution, name: str) -> Request:
     shares = parse_tensor_split(":".join(map(str, nbytes)) if len(nbytes) > 1 else None)
     asked = request.tensor_split if request.tensor_split.default or request.tensor_split.named else shares
     backend = parse_backend("&".join(map(str, way.devices)))
-    if request.mode_for() not in TOGETHER:
+    if request.mode_for() not in TOGETHER and not request.chooses_mode():
         return replace(request, backend=backend, tensor_split=asked)
-    split = request.tensor_split if way.mode in TOGETHER else asked
+    split = asked if way.mode == "layer" else _shares_said(request, way)
     return replace(request, backend=backend, split_mode=parse_split_mode(way.mode), tensor_split=split)
+
+
+def _shares_said(request: Request, way: Option) -> TensorSplit:
+    """The shares of a way under a mode: its own, or those that were asked for."""
+    return parse_tensor_split(list(way.shares)) if way.shares else request.tensor_split

@@ -24,6 +24,7 @@ from ..passes.batches.divide import micro_batches_of
 from ..passes.rewrites.chunk import chunks_of
 from ..passes.simulate.timeline import Timeline, timeline
 from ..passes.states.states import split_mode_of
+from .choice import facts_of_choices, rows_of_choices
 from .generation import Generation, PlannedCall, numbered, told_apart
 from .on_host import told_of_host
 from .parts import Part, Row
@@ -32,6 +33,7 @@ from .together import together
 from .warnings import warnings_of
 
 if TYPE_CHECKING:
+    from ..fitting.chosen import Quicker
     from ..fitting.decide import Decision
 
 HEAD = ("component", "device", "part", "weights", "values", "streamed", "kept in", "seconds")
@@ -53,15 +55,16 @@ RIGHT_OF_DEVICES = (1, 2, 3, 4, 6, 7, 8)
 class Told(TypedDict):
     """All that is said of a plan, as JSON has it.
 
-    ``warnings`` come before all else; ``rows`` stand under HEAD, ``groups`` under HEAD_OF_GROUPS and ``blocks`` under
-    HEAD_OF_BLOCKS, if there are any, and ``devices`` under HEAD_OF_DEVICES; ``remarks`` are lines; ``settings`` are the
-    options that ask for the same, and ``document`` is all of it as data.
+    ``warnings`` come before all else; ``rows`` stand under HEAD, ``groups`` under HEAD_OF_GROUPS, ``blocks`` under
+    HEAD_OF_BLOCKS and ``choices`` under HEAD_OF_CHOICES, if there are any, and ``devices`` under HEAD_OF_DEVICES;
+    ``remarks`` are lines; ``settings`` are the options that ask for the same, and ``document`` is all of it as data.
     """
 
     warnings: list[str]
     rows: list[list[str]]
     groups: list[list[str]]
     blocks: list[list[str]]
+    choices: list[list[str]]
     devices: list[list[str]]
     remarks: list[str]
     settings: dict[str, str]
@@ -193,7 +196,17 @@ class Account:
         """
         takes = f"a picture takes {seconds_text(self.seconds, self.spread)} s {self.once}{self._took()}"
         warnings = () if warned else (f"warning: {one}" for one in self.warnings)
-        return [*warnings, takes, *self._rehearsed(), *self._withheld(), *self.notes]
+        quicker = [] if self.quicker is None else [str(self.quicker)]
+        return [*warnings, takes, *quicker, *self._rehearsed(), *self._withheld(), *self.notes]
+
+    @property
+    def quicker(self) -> Quicker | None:
+        """How much quicker a picture is under `--split-mode auto`, where no mode was asked for and it is."""
+        return self.decision.quicker if self.decision is not None else None
+
+    def rows_of_choices(self) -> list[tuple[str, ...]]:
+        """A row of text for each mode that was chosen from, under HEAD_OF_CHOICES."""
+        return rows_of_choices(self.decision.choices if self.decision is not None else (), self.spread)
 
     def _took(self) -> str:
         """How long the search took if there was one, and planning in all."""
@@ -230,6 +243,7 @@ class Account:
             "rows": list(map(list, self.rows())),
             "groups": list(map(list, self.rows_of_groups())),
             "blocks": list(map(list, self.rows_of_blocks())),
+            "choices": list(map(list, self.rows_of_choices())),
             "devices": list(map(list, self.rows_of_devices())),
             "remarks": self.remarks(warned=True),
             "settings": dict(self.settings),
@@ -249,6 +263,8 @@ class Account:
             "budget_bytes": {name: fact["free"] for name, fact in devices.items()},
             "devices": devices,
             "tiles": {name: str(tile) for name, tile in self.generation.tiles.items()},
+            "modes": facts_of_choices(self.decision.choices if self.decision is not None else ()),
+            "auto": None if self.quicker is None else self.quicker.as_data(),
             "warnings": list(self.warnings),
             "notes": list(self.notes),
         }

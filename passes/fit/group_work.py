@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 from ...compiler.devices.device import Device
@@ -11,7 +11,9 @@ from ...compiler.devices.rig import Rig
 from ...compiler.devices.speeds import speeds_of
 from ...compiler.ir.program import Program
 from ..states.fitting import quickest, seconds_of
+from ..states.forms import narrowed
 from ..states.solution import NotPossible
+from .row_work import row_work
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,10 @@ class GroupWork:
         calls: its programs as they were traced, each with how often a picture calls it.
         prepared: makes of one, which stays as it is, what states are solved for.
         rig: has all devices.
-        mode: one in which devices compute together.
+        mode: one in which devices compute together, or ``row``.
         shares: weigh the devices of a group in place of their speed; as many as these are, or none.
         chunks: in so many ``prepared`` has wide parts computed.
+        is_rough: whether the best recipe is enough, of which nothing better is solved for.
     """
 
     calls: Sequence[tuple[Program, float]]
@@ -50,6 +53,8 @@ class GroupWork:
     mode: str
     shares: tuple[float, ...] = ()
     chunks: int = 1
+    is_rough: bool = False
+    _prepared: dict[int, Program] = field(default_factory=dict, repr=False, compare=False)
 
     def over(self, devices: Sequence[Device]) -> Work | NotPossible:
         """What the component takes on some devices, or why they cannot compute it together under the mode.
@@ -74,24 +79,37 @@ class GroupWork:
         """What one call of a program takes."""
         known = _KNOWN.setdefault(traced, {})
         packed = tuple((name, weight.quant) for name, weight in traced.weights.items() if weight.quant)
-        key = self.mode, self.shares, self.chunks, self._alike(devices), packed, traced.adapters
+        key = self.mode, self.shares, self.chunks, self.is_rough, self._alike(devices), packed, traced.adapters
         if key not in known:
             known[key] = self._solved(traced, devices)
         return known[key]
 
     def _alike(self, devices: Sequence[Device]) -> Hashable:
-        """What is equal for groups that have equal states: the speeds, or the devices where links are told apart."""
+        """What is equal for groups that have equal states: the speeds, and where links are told apart these."""
         speeds = speeds_of(self.rig)
-        if speeds.ways or speeds.roots or len({device.process for device in devices}) > 1:
-            return tuple(devices), tuple(speeds.ways.items())
-        return tuple((speeds[device], tuple(speeds[device].flops.items())) for device in devices)
+        each = tuple((speeds[device], tuple(speeds[device].flops.items())) for device in devices)
+        if len({device.process for device in devices}) > 1:
+            return tuple(devices)
+        if not speeds.ways and not speeds.roots:
+            return each
+        ways = tuple(speeds.way(one, other) for one in devices for other in devices if one != other)
+        roots = [speeds.roots.get(device) for device in devices]
+        return each, ways, tuple(root and roots.index(root) for root in roots)
+
+    def forget(self) -> None:
+        """Drops the programs that were prepared, of which a search keeps one for all modes."""
+        self._prepared.clear()
 
     def _solved(self, traced: Program, devices: Sequence[Device]) -> Work | NotPossible:
-        program = self.prepared(traced)
-        program.rig = self.rig.only(devices)
-        found = quickest(program, self.mode, self.shares)
+        if id(traced) not in self._prepared:
+            self._prepared[id(traced)] = narrowed(self.prepared(traced))
+        program = replace(self._prepared[id(traced)], rig=self.rig.only(devices))
+        whole = sum(weight.nbytes for weight in program.weights.values())
+        if self.mode == "row":
+            rows = row_work(program, self.shares)
+            return rows if isinstance(rows, NotPossible) else Work(rows.seconds, rows.weights, rows.alive, whole)
+        found = quickest(program, self.mode, self.shares, solves=not self.is_rough)
         if isinstance(found, NotPossible):
             return found
         account = found.solution.account
-        whole = sum(weight.nbytes for weight in program.weights.values())
         return Work(seconds_of(program, found), account.weights, account.alive, whole)

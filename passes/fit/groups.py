@@ -6,9 +6,11 @@ and values of its own, so that it has room for a component, or its weights come 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from ...compiler.devices.device import Device
 from ...compiler.spec.residency import ALIKE, Residency
@@ -20,19 +22,34 @@ from .machine import Machine
 from .options import Option, option, residencies
 from .workload import Asked, Budgets, Load
 
+_BY_PARTS = "it runs by its parts, of which each is placed whole"
 _GROUPS = 32  # that are tried for one component
+_UNEVEN = 1.1  # so much more memory than another one has a device that is given more for it
+_PARTS = 16  # of which shares by memory are made
+
+MODES = ("sequence", "batch", "tensor", "spatial", "row")
+"""The modes in which devices compute a component together, in the order in which they are tried."""
 
 
 def groups_of(machine: Machine, budgets: Budgets) -> list[tuple[Device, ...]]:
-    """Groups worth trying: of the devices of a kind, the fastest and largest first, stretches of 2, 4, 8 … and all."""
+    """Groups worth trying: of the devices of a kind, the fastest and largest first, stretches of 2, 4, 8 … and all.
+
+    So are those that are faster than all others of the kind.
+    """
     kinds = machine.kinds(budgets)
-    order = sorted(kinds, key=lambda one: (-kinds[one][0].rate("float16"), kinds[one][1], machine.devices.index(one)))
+    order = sorted(
+        filter(budgets.of, kinds),
+        key=lambda one: (-kinds[one][0].rate("float16"), kinds[one][1], machine.devices.index(one)),
+    )
     found: list[tuple[Device, ...]] = []
     for kind in dict.fromkeys(one.kind for one in order):
         some = [one for one in order if one.kind == kind]
         sizes = {2**power for power in range(1, len(some).bit_length()) if 2**power < len(some)} | {len(some)}
-        for size in sorted(sizes - {1}, reverse=True):
-            found += [tuple(some[at : at + size]) for at in range(len(some) - size + 1)]
+        rates = [kinds[one][0].rate("float16") for one in some]
+        faster = {at for at, (one, other) in enumerate(pairwise(rates), 1) if one > other} - sizes
+        for size in sorted((sizes | faster) - {1}, reverse=True):
+            places = 1 if size in faster else len(some) - size + 1
+            found += [tuple(some[at : at + size]) for at in range(places)]
     return found[:_GROUPS]
 
 
@@ -41,12 +58,84 @@ def group_options(
 ) -> Iterator[Option]:
     """All ways in which groups compute a component together under some budgets, those that do not fit left out."""
     for devices in groups:
-        work = _work(load, devices)
-        if isinstance(work, NotPossible):
-            continue
+        yield from _ways(load, machine, budgets, devices, places)
+
+
+def quick_options(
+    load: Load, machine: Machine, budgets: Budgets, groups: Sequence[tuple[Device, ...]], places: Sequence[Residency],
+    modes: Sequence[str], least: float = math.inf,
+) -> Iterator[Option]:  # fmt: skip
+    """The ways under all of some modes, where the mode is to be found.
+
+    Groups are left out that cannot be quicker than others, or than the ``least`` that is known. Where devices were
+    named these are the group.
+    """
+    for devices in _named(load, groups):
+        for mode in _worth_trying(load, modes) if _least_of(load, machine, devices) < least else ():
+            for way in _in_shares(load, machine, budgets, devices, places, mode):
+                least = min(least, way.seconds)
+                yield way
+
+
+def _worth_trying(load: Load, modes: Sequence[str]) -> list[str]:
+    """The modes that are tried: where a rough answer is enough without rows, which are hardly ever quickest."""
+    is_rough = load.work is not None and load.work.is_rough
+    return [mode for mode in modes if not is_rough or mode != "row"]
+
+
+def _named(load: Load, groups: Sequence[tuple[Device, ...]]) -> Sequence[tuple[Device, ...]]:
+    """The groups that are tried: that of the devices that were named, if they are of a kind, or all; large ones first.
+
+    As many as there are shares, where these were given. Where a rough answer is enough, all devices of a kind.
+    """
+    named = load.asked.devices
+    if named:
+        return [named] if len({one.kind for one in named}) == 1 < len(named) else []
+    given = [one for one in groups if len(one) == len(load.asked.shares)] if load.asked.shares else groups
+    ordered = sorted(given, key=len, reverse=True)
+    if load.work is None or not load.work.is_rough:
+        return ordered
+    largest: dict[str, tuple[Device, ...]] = {}
+    for one in ordered:
+        largest.setdefault(one[0].kind, one)
+    return list(largest.values())
+
+
+def _least_of(load: Load, machine: Machine, devices: Sequence[Device]) -> float:
+    """The least seconds of a picture that some devices can take: as if each did its part of all, and nothing else."""
+    chain, times = load.called(False)
+    rates = [1 / max(1e-12, chain.seconds(machine.speeds[device])) for device in devices]
+    return times / sum(rates)
+
+
+def _in_shares(
+    load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...], places: Sequence[Residency], mode: str
+) -> Iterator[Option]:
+    """The ways under a mode in shares by speed; where weights are shared out and do not fit so, by memory too."""
+    some = list(_ways(load.under(mode), machine, budgets, devices, places))
+    yield from some
+    stays = any(way.residency is Residency.DEVICE for way in some)
+    rooms = budgets.rooms(devices)
+    if stays or mode != "tensor" or load.asked.shares or max(rooms) < _UNEVEN * min(rooms):
+        return
+    shares = tuple(float(max(1, round(_PARTS * room / max(rooms)))) for room in rooms)
+    for way in _ways(load.under(mode, shares), machine, budgets, devices, places):
+        yield replace(way, shares=shares)
+
+
+def _ways(
+    load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...], places: Sequence[Residency]
+) -> Iterator[Option]:
+    """The ways in which one group computes a component together under the mode that was asked for."""
+    if load.asked.shares and len(load.asked.shares) != len(devices):
+        return
+    work = _work(load, devices)
+    if isinstance(work, Work):
         for residency in residencies(load, devices, machine.host):
             if load.asked.residency is None and residency not in places:
                 continue
+            if load.asked.mode == "row" and residency is not Residency.DEVICE:
+                continue  # of rows that come and go nothing is foreseen
             found = group_option(load, machine, budgets, devices, residency, work)
             if found is not None:
                 yield found
@@ -60,9 +149,12 @@ def group_option(
     return load.once(machine, key, lambda: _find(load, machine, budgets, devices, residency, work))
 
 
-def why_no_group(load: Load, machine: Machine, budgets: Budgets, places: Sequence[Residency]) -> str:
-    """Why no group of devices computes a component together as was asked; nothing where one does."""
-    groups = groups_of(machine, budgets)
+def why_no_group(
+    load: Load, machine: Machine, budgets: Budgets, places: Sequence[Residency],
+    groups: Sequence[tuple[Device, ...]] | None = None,
+) -> str:  # fmt: skip
+    """Why no group of devices computes a component together as was asked, or none of some; nothing where one does."""
+    groups = groups_of(machine, budgets) if groups is None else groups
     if next(group_options(load, machine, budgets, groups, places), None) is not None:
         return ""
     works = [(devices, _work(load, devices)) for devices in groups]
@@ -79,9 +171,19 @@ def why_no_group(load: Load, machine: Machine, budgets: Budgets, places: Sequenc
     )
 
 
+def why_no_mode(load: Load) -> str:
+    """Why no devices can compute a component together under any mode, whatever there is of them; nothing if they may.
+
+    One that no call was traced of is nothing to be told of.
+    """
+    if load.work is None:
+        return _BY_PARTS
+    return "its sizes are dynamic" if any(program.symbols for program, _ in load.work.calls) else ""
+
+
 def _work(load: Load, devices: Sequence[Device]) -> Work | NotPossible:
     if load.work is None:
-        return NotPossible(load.asked.mode, "it runs by its parts, of which each is placed whole")
+        return NotPossible(load.asked.mode, _BY_PARTS)
     return load.work.over(devices)
 
 

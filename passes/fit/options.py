@@ -45,7 +45,8 @@ class Option:
     ``comes`` those that are there in the phase, slots included, ``live`` the most of values, ``host`` the bytes that
     rest in the host's memory. ``amounts`` of the weights rest on the device, or in the host's memory, where the others
     rest as ``residency`` says. ``bringing`` seconds of ``seconds`` go into bringing what stays for the phase. Under a
-    ``mode`` all devices compute all blocks together.
+    ``mode`` all devices compute all blocks together, in ``shares`` of their own where those are not what their speed
+    gives.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Option:
     host: int = 0
     amounts: Amounts = ALIKE
     mode: str = "layer"
+    shares: tuple[float, ...] = ()
 
     def needs(self, device: Device) -> int:
         """The bytes on a device while the component works."""

@@ -199,7 +199,7 @@ def _ratio(load: Load, way: Option) -> tuple[float, ...]:
     None on one device, or where those of the mode are found when it is placed.
     """
     if load.asked.places_itself or way.mode != "layer":
-        return _in_whole_numbers(load.asked.shares)
+        return _in_whole_numbers(way.shares or load.asked.shares)
     return _shares(load, way) if len(way.devices) > 1 else ()
 
 

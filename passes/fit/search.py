@@ -24,21 +24,29 @@ proportional split, for these are among the columns.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
 from ...compiler.devices.device import Device
 from ...compiler.spec.residency import Residency
-from .groups import group_options, groups_of
+from .groups import MODES, group_options, groups_of, quick_options
 from .machine import Machine
 from .options import Option, option, options_of, proportional
 from .workload import Budgets, Load
 
 SLACK = 1.002
 """How much longer than the least a simpler plan may take."""
+
+ALONE, LAYER = "one device", "layer"
+"""How a component is split that is under no mode."""
+
+TRIFLE = 0.01
+"""Components that take no more of a picture than this together are placed on one device or by layers, under no mode."""
 
 _ROUNDS = 4
 _NODES = 10_000  # of the solver's tree: a limit that is no time, so that equal input gives an equal plan
@@ -57,10 +65,15 @@ class Solution:
         return sum(way.seconds for way in self.ways.values())
 
 
-def search(loads: Sequence[Load], machine: Machine, budgets: Budgets) -> Solution | None:
-    """The ways of least seconds that fit together, or None where no ways do."""
+def search(
+    loads: Sequence[Load], machine: Machine, budgets: Budgets, only: Mapping[str, str] | None = None
+) -> Solution | None:
+    """The ways of least seconds that fit together, or None where no ways do.
+
+    Of components whose mode is to be found those in ``only`` are split so alone, by name: `ALONE`, `LAYER` or a mode.
+    """
     groups = groups_of(machine, budgets) if any(load.asked.seeks_group for load in loads) else ()
-    trial = Trial(loads, machine, budgets, machine.lists(budgets), places_of(loads, budgets), groups)
+    trial = Trial(loads, machine, budgets, machine.lists(budgets), places_of(loads, budgets), groups, only or {})
     columns: dict[str, list[Option]] = {}
     for load in loads:
         columns[load.name] = list(trial.options(load, budgets))
@@ -95,23 +108,60 @@ class Trial:
     lists: Sequence[tuple[Device, ...]]
     places: Sequence[Residency]
     groups: Sequence[tuple[Device, ...]] = ()
+    only: Mapping[str, str] = field(default_factory=dict)
 
     def options(self, load: Load, budgets: Budgets) -> Iterator[Option]:
         """The ways to place a component under some budgets: over groups where a mode was asked for that is of these."""
         if not load.asked.seeks_group:
             yield from options_of(load, self.machine, budgets, self.lists, self.places)
             return
+        if load.asked.chooses_mode:
+            yield from self._quickest(load, budgets)
+            return
         yield from group_options(load, self.machine, budgets, self.groups, self.places)
         if load.asked.may_be_alone:
             alone = [one for one in self.lists if len(one) == 1]
             yield from options_of(load.by_layers, self.machine, budgets, alone, self.places)
 
+    def _quickest(self, load: Load, budgets: Budgets) -> Iterator[Option]:
+        """The ways on one device and by layers, and those under modes, but for trifles."""
+        least, only = math.inf, self.only.get(load.name, "")
+        lists = [one for one in self.lists if only in ("", _kind(one))]
+        for way in options_of(load.by_layers, self.machine, budgets, lists, self.places):
+            if only in ("", LAYER if load.asked.devices else _kind(way.devices)):
+                least = min(least, way.seconds)
+                yield way
+        if load.name not in self.trifles or only:
+            modes = [mode for mode in MODES if only in ("", mode)]
+            yield from quick_options(load, self.machine, budgets, self.groups, self.places, modes, least)
+
+    @cached_property
+    def trifles(self) -> frozenset[str]:
+        """The components of which the quickest mode is not looked for: all of them together take next to nothing."""
+        least: dict[str, float] = {}
+        for load in self.loads:
+            some = options_of(load.by_layers, self.machine, self.budgets, self.lists, self.places)
+            least[load.name] = min((way.seconds for way in some), default=math.inf)
+        most, found = TRIFLE * sum(one for one in least.values() if one < math.inf), []
+        for name, seconds in sorted(least.items(), key=lambda one: one[1]):
+            most -= seconds
+            if most < 0:
+                break
+            found.append(name)
+        return frozenset(found) if len(self.loads) > 1 else frozenset()
+
     def several(self, load: Load) -> list[tuple[Device, ...]]:
         """The lists of a proportional split of a component of which nothing was asked."""
         said = load.asked
-        if said.devices or said.residency or said.shares or said.seeks_group or said.tiled:
+        is_together = said.seeks_group and not said.chooses_mode
+        is_together |= self.only.get(load.name, LAYER) != LAYER
+        if said.devices or said.residency or said.shares or is_together or said.tiled:
             return []
         return [one for one in self.lists if len(one) > 1]
+
+
+def _kind(devices: Sequence[Device]) -> str:
+    return LAYER if len(devices) > 1 else ALONE
 
 
 def places_of(loads: Sequence[Load], budgets: Budgets) -> list[Residency]:
@@ -309,10 +359,11 @@ def _refined(best: Solution, loads: Sequence[Load], machine: Machine, budgets: B
     ways = dict(best.ways)
     for load in loads:
         way = ways[load.name]
-        is_open = not (load.asked.shares or load.asked.places_itself or load.asked.seeks_group)
-        if len(way.devices) > 1 and is_open:
+        one = load.by_layers if load.asked.chooses_mode else load
+        is_open = not (one.asked.shares or one.asked.places_itself or one.asked.seeks_group)
+        if len(way.devices) > 1 and is_open and way.mode == "layer":
             left = left_for(load, ways, budgets)
-            finer = option(load, machine, left, way.devices, way.residency, way.tiled, _FINE, way.amounts)
+            finer = option(one, machine, left, way.devices, way.residency, way.tiled, _FINE, way.amounts)
             tried = {**ways, load.name: finer} if finer else ways
             if finer and finer.seconds <= way.seconds and fits(Solution(tried), budgets):
                 ways = tried

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from ...compiler.devices.device import Device
 from ...compiler.devices.speeds import Speed
 from ...compiler.errors import DoesNotFitError
-from ...compiler.spec.modes import TOGETHER
+from ...compiler.spec.modes import QUICKEST, TOGETHER
 from ...compiler.spec.residency import ALIKE, Amounts, Residency
 from .chain import Chain, Part
 from .group_work import GroupWork
@@ -53,12 +53,17 @@ class Asked:
     @property
     def places_itself(self) -> bool:
         """Whether its mode decides what each of the devices has that were named."""
-        return self.mode != "layer" and len(self.devices) > 1
+        return self.mode != "layer" and len(self.devices) > 1 and not self.chooses_mode
+
+    @property
+    def chooses_mode(self) -> bool:
+        """Whether the mode is to be found that is quickest, over devices that may be named."""
+        return self.mode == QUICKEST
 
     @property
     def seeks_group(self) -> bool:
-        """Whether devices are to be found that compute it together."""
-        return self.mode in TOGETHER and not self.devices
+        """Whether devices are to be found that compute it together, or the mode in which those do that were named."""
+        return self.chooses_mode or (self.mode in TOGETHER and not self.devices)
 
     @property
     def by_layers(self) -> Asked:
@@ -148,6 +153,23 @@ class Load:
     def by_layers(self) -> Load:
         """The same component without a mode in which devices compute it together."""
         return replace(self, asked=self.asked.by_layers)
+
+    def under(self, mode: str, shares: tuple[float, ...] = ()) -> Load:
+        """The same component as if that mode had been asked for, with shares if there are any; made once.
+
+        How a component is split is these two. A number of micro-batches would stand beside them here, in `GroupWork`,
+        which says what they take, and in the `Option` that comes of it.
+        """
+        key = mode, shares or self.asked.shares
+        if key not in self._under:
+            asked = replace(self.asked, mode=mode, shares=key[1])
+            work = self.work and replace(self.work, mode=mode, shares=key[1])
+            self._under[key] = replace(self, asked=asked, work=work)
+        return self._under[key]
+
+    @cached_property
+    def _under(self) -> dict[tuple[str, tuple[float, ...]], Load]:
+        return {}
 
     def ways(self) -> Sequence[bool]:
         """In tiles, or not: what is possible, and was asked for."""

@@ -97,11 +97,8 @@ def decide(
     Each try knows what devices turned out to need in the one before.
     """
     marks = marked_weights(program)
-    ratio = _known_ratio(program) or _asked(shares, len(free))
-    is_free = not ratio and not shares
-    if is_free:
-        alive = [headroom] * len(free) if headroom is not None else _alive_first(program, marks)
-        ratio = _proportional(program, free, marks, alive)
+    ratio = first_ratio(program, free, shares, headroom)
+    is_free = not _known_ratio(program) and not shares
     reason = _why_not(program, marks, ratio)
     if reason:
         return reason
@@ -115,6 +112,18 @@ def decide(
         found = _decision(program, marks, ratio, headroom)
         best = min(best, found, key=lambda one: excess(one.needs, free))
     return best
+
+
+def first_ratio(
+    program: Program, free: Mapping[Device, int], shares: Sequence[float] = (), headroom: int | None = None
+) -> tuple[float, ...]:
+    """The part of each device that is tried first: what is known, what was asked for, or by free memory."""
+    known = _known_ratio(program) or _asked(shares, len(free))
+    if known or shares:
+        return known
+    marks = marked_weights(program)
+    alive = [headroom] * len(free) if headroom is not None else _alive_first(program, marks)
+    return _proportional(program, free, marks, alive)
 
 
 def _decision(program: Program, marks: Mapping[Node, Weight], ratio: Sequence[float], headroom: int | None) -> Decision:

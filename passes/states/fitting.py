@@ -28,7 +28,7 @@ from ..simulate.timeline import timeline
 from .arrange import Arrange
 from .exchanges import Group
 from .forms import forms_of
-from .modes import Limits
+from .modes import Limits, why_not
 from .share import share
 from .solution import NotPossible, Solution
 from .solve import Solver, solver_of
@@ -68,13 +68,19 @@ def fitted(
     return min(fitting, key=lambda one: (max(0, excess(one.needs, free)), one.solution.account.seconds))
 
 
-def quickest(program: Program, mode: str, shares: Sequence[float] = ()) -> Fitted | NotPossible:
-    """The states of least seconds under a mode, whatever room devices have; why there are none. Changes nothing."""
+def quickest(program: Program, mode: str, shares: Sequence[float] = (), *, solves: bool = True) -> Fitted | NotPossible:
+    """The states of least seconds under a mode, whatever room devices have; why there are none. Changes nothing.
+
+    Without ``solves`` they are those of the best recipe, which is found in a part of the time.
+    """
     reason = _why_not(program)
     if reason:
         return NotPossible(mode, reason)
     group = group_of(program, shares)
-    each = [_Tries(form, group, mode).quickest() for form in forms_of(program, mode, group.shares)]
+    reason = why_not(program, group, mode)
+    if reason:
+        return NotPossible(mode, reason)
+    each = [_Tries(form, group, mode).quickest(solves) for form in forms_of(program, mode, group.shares)]
     fitting = [one for one in each if isinstance(one, Fitted)]
     return min(fitting, key=lambda one: one.solution.account.seconds) if fitting else each[0]
 
@@ -127,8 +133,11 @@ class _Tries:
             self._known[key] = self._lowered(solution, alone)
         return self._known[key]
 
-    def quickest(self) -> Fitted | NotPossible:
-        """The states of least seconds, of which nothing is lowered."""
+    def quickest(self, solves: bool) -> Fitted | NotPossible:
+        """The states of least seconds, or of the best recipe, of which nothing is lowered."""
+        if not solves:
+            recipe = self._solver.recipe()
+            return recipe if isinstance(recipe, NotPossible) else Fitted(self._program.graph, recipe, {})
         found = self._solved(())
         return found if isinstance(found, NotPossible) else Fitted(self._program.graph, found[0], {}, found[1])
 

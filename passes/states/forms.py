@@ -15,11 +15,17 @@ from .narrowing import narrow
 from .statistics import take_norms_apart
 
 
-def forms_of(program: Program, mode: str, shares: Sequence[int]) -> Iterator[Program]:
-    """Copies of a program, each in a form that a mode may have; of several the states say which takes least."""
+def narrowed(program: Program) -> Program:
+    """A copy of a program whose slices are taken early, as all forms have them."""
     form = program.copy()
     narrow(form)
     stack_turns(form)
+    return form
+
+
+def forms_of(program: Program, mode: str, shares: Sequence[int]) -> Iterator[Program]:
+    """Copies of a program, each in a form that a mode may have; of several the states say which takes least."""
+    form = narrowed(program)
     if mode == "spatial":
         take_group_norms_apart(form)
     yield form

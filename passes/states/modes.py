@@ -88,6 +88,15 @@ def posed(program: Program, group: Group, mode: str, most: Limits = (), room: Li
     return Posed(problem, least, room or free, {node: frozenset(some) for node, some in numbers.items()}, size)
 
 
+def why_not(program: Program, group: Group, mode: str) -> str:
+    """Why nothing of a program can be split under a mode, by its inputs alone; nothing if something may be."""
+    if mode == "batch" and _batch(program, group)[0] < 2:
+        return "the inputs are of one picture"
+    if mode == "spatial" and not pictures(program, group):
+        return "none of the inputs is a picture that can be split"
+    return ""
+
+
 def _in_space(program: Program, group: Group, most: Limits, room: Limits) -> Posed:
     """The problem of a program whose pictures are split along one axis, with all that follows from that."""
     whole, free = folded(program), (None,) * len(group)

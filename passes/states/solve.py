@@ -19,7 +19,7 @@ from .clusters import clusters_of
 from .exchanges import Group
 from .masks import as_read
 from .model import Model, modelled
-from .modes import Limits, Posed, pictures, posed
+from .modes import Limits, Posed, posed, why_not
 from .recipes import Recipe, best_recipe, recipes
 from .solution import NotPossible, Solution, solution_of
 
@@ -83,6 +83,15 @@ class Solver:
             return NotPossible(self.mode, f"no recipe keeps to the bytes that devices may have, and of states {others}")
         return solution_of(problem, recipe.choice, recipe.account, self.mode, recipe.name, floor)
 
+    def recipe(self) -> Solution | NotPossible:
+        """The best recipe that splits something, whatever room devices have; nothing is solved for."""
+        some = [one for one in self._recipes if one.name != "whole"] if not self._refusal else []
+        best = best_recipe(self.posed.within(()), some)
+        if best is None:
+            return NotPossible(self.mode, self._refusal or "no recipe splits any of its operations")
+        seconds = best.account.seconds
+        return solution_of(self.posed.problem, best.choice, best.account, self.mode, best.name, seconds)
+
     def over(self, group: Group) -> Solver:
         """The same over devices of other speeds, whose shares are these."""
         return Solver(self.posed.over(group), self.mode)
@@ -90,12 +99,8 @@ class Solver:
     @cached_property
     def _refusal(self) -> str:
         """Why nothing can be split under the mode, if so."""
-        if self.mode == "batch" and self.posed.batch < 2:
-            return "the inputs are of one picture"
-        folded, group = self.posed.problem.folded, self.posed.problem.group
-        if self.mode == "spatial" and not pictures(folded.program, group):
-            return "none of the inputs is a picture that can be split"
-        return ""
+        problem = self.posed.problem
+        return why_not(problem.folded.program, problem.group, self.mode)
 
     @cached_property
     def _recipes(self) -> tuple[Recipe, ...]:

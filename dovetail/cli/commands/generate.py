@@ -120,10 +120,13 @@ def generate(
     with profiled(profile, pipe), told_of_models(cls, pipeline.kind):
         files = run.pictures(seeds, saved)
     peaks, reserved = peaks_of(pipe.dovetail), reserved_of(pipe.dovetail)
+    quicker = pipe.dovetail.decision.quicker if pipe.dovetail.decision is not None else None
     if json:
         told = {"files": list(map(str, files)), "seed": seeds[0], "seconds": round(sum(phases.seconds.values()), 3)}
         print_json({**told, **document_of(phases, peaks, reserved), "call": _told(arguments)})
     else:
+        if quicker is not None:
+            print(quicker, file=sys.stderr)
         print(line_of(phases, peaks, reserved) + (f"; seed {seeds[0]}" if seed == ANY_SEED else ""), file=sys.stderr)
 
 

@@ -69,6 +69,7 @@ def print_plan(
     ``kept`` says that the plan was made earlier, if it was.
     """
     from ...planning import shared_work as shared
+    from ...planning.choice import HEAD_OF_CHOICES, RIGHT_OF_CHOICES
     from ...planning.table import HEAD, HEAD_OF_DEVICES, RIGHT, RIGHT_OF_DEVICES
 
     if json:
@@ -85,5 +86,8 @@ def print_plan(
         print()
     print_table(HEAD_OF_DEVICES, told["devices"], RIGHT_OF_DEVICES)
     print()
+    if told["choices"]:
+        print_table(HEAD_OF_CHOICES, told["choices"], RIGHT_OF_CHOICES)
+        print()
     remarks = [*told["remarks"], *filter(None, [kept])]
     print(*map(printable, remarks), generate_line(model, told["settings"], words, prompt), sep="\n")

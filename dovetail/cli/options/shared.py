@@ -129,7 +129,7 @@ class Where:
         _placement(
             "--split-mode",
             metavar="MODE",
-            help="layer, row, tensor, sequence, batch or spatial, for all or by role (diffusion=row).",
+            help="layer, row, tensor, sequence, batch, spatial, or auto: the quickest. For all or by role.",
         ),
     ] = "layer"
     tensor_split: Annotated[

@@ -26,6 +26,7 @@ from ...compiler.ir.program import Program
 from ...compiler.units import format_bytes
 from ...fitting.decide import speeds_here
 from ...passes.simulate.profile import Profile, profile
+from ...planning.choice import HEAD_OF_CHOICES
 from ...planning.parts import Part
 from ...planning.shared_work import HEAD_OF_BLOCKS, HEAD_OF_GROUPS
 from ...planning.table import HEAD, HEAD_OF_DEVICES, Account
@@ -215,6 +216,7 @@ def _plan(account: Account | None) -> dict[str, Any] | None:
             for head, rows in (
                 (HEAD_OF_GROUPS, account.rows_of_groups()),
                 (HEAD_OF_BLOCKS, account.rows_of_blocks()),
+                (HEAD_OF_CHOICES, account.rows_of_choices()),
             )
             if rows
         ],

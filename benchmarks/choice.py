@@ -1,0 +1,203 @@
+"""What `--split-mode auto` picks for denoisers at full size over twelve rigs, beside each mode and one card.
+
+    python -m benchmarks.choice [--only flux-dev,wan2.1-14b] [--rigs "2x L20,4x L20"]
+
+A line has the predicted seconds of one call of a denoiser: on the best single card of the rig, whatever comes and goes
+there, by layers and under each mode, and what was chosen. Behind them stands how many times quicker that is than one
+such card that holds the model, or the fastest one where cards differ, with the floor, if there is one. Floors are for
+transformers of at least 4000 tokens on equal cards; where a call has the two halves of guidance they are those of the
+halves on two cards. Exchanges are added to computing, and not hidden behind it. The last lines say where the choice is
+more than 2 % behind the best mode, or slower than the best single card: then the exit code is 1.
+
+Models are traced on meta, without weights. SD3.5 and SDXL have both halves of guidance in a call, as pipelines call
+them. A size in a rig that is a part is that of the weights of the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import torch
+
+from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.program import Program
+from dovetail.compiler.units import GIB
+from dovetail.conventions.request import Request
+from dovetail.fitting.by_layers import searched
+from dovetail.fitting.decide import Member, TracedCall, budgets_of, loads_of, machine_of
+from dovetail.passes.fit.choices import Choice, choices
+from dovetail.passes.fit.groups import MODES
+from dovetail.passes.fit.machine import Machine
+from dovetail.passes.fit.search import ALONE, LAYER
+from dovetail.passes.fit.workload import Budgets, Load
+from testbed.zoo.full_size import FULL_SIZE
+from testbed.zoo.meta import FullSize
+
+NAMES = (
+    "flux-dev", "flux2-dev", "sdxl-unet", "sd3.5-large", "qwen-image", "wan2.1-14b", "ltx2-19b", "hunyuan-video",
+)  # fmt: skip
+HALVES = ("sdxl-unet", "sd3.5-large")
+"""Those whose pipelines call them once for both halves of guidance."""
+
+TRANSFORMERS = tuple(name for name in NAMES if name != "sdxl-unet")
+BEHIND = 1.02
+HALF = 1.9
+"""The floor of two equal cards where a call has two halves."""
+
+
+@dataclass(frozen=True)
+class RigOf:
+    """The cards of a rig: what each is and has, GB/s between them if that is said, and the floor.
+
+    A size of less than 1 is a part of the weights of the model.
+    """
+
+    cards: tuple[tuple[str, float], ...]
+    rate: float | None = None
+    floor: float | None = None
+
+    def text(self, nbytes: int) -> str:
+        """The rig as it is typed, for a model of so many bytes."""
+        sizes = [round((size * nbytes / GIB if size < 1 else size) * 1024) for _, size in self.cards]
+        items = [
+            f"cuda{at}={size}MiB@{card}" for at, ((card, _), size) in enumerate(zip(self.cards, sizes, strict=True))
+        ]
+        pairs = combinations(range(len(self.cards)), 2) if self.rate else ()
+        ways = [f"cuda{one}-cuda{other}={self.rate:g}GB/s" for one, other in pairs]
+        return "; ".join([",".join([*items, "cpu=256GiB"]), *ways])
+
+
+def equal(count: int, card: str, size: float, rate: float | None, floor: float | None = None) -> RigOf:
+    """So many equal cards."""
+    return RigOf(((card, size),) * count, rate, floor)
+
+
+WHOLE = 120.0
+"""GiB in which each of the models has room, to tell what modes take from what does not fit."""
+
+RIGS = {
+    "2x RTX 3090 x8": equal(2, "RTX 3090", WHOLE, 6, 1.15),
+    "4x RTX 3090 x8": equal(4, "RTX 3090", WHOLE, 6, 1.85),
+    "2x RTX 4090 x16": equal(2, "RTX 4090", WHOLE, 11, 1.15),
+    "4x RTX 4090 x16": equal(4, "RTX 4090", WHOLE, 11, 1.85),
+    "2x L20": equal(2, "L20", WHOLE, 20, 1.5),
+    "4x L20": equal(4, "L20", WHOLE, 20, 2.7),
+    "2x A100 NVLink": equal(2, "A100", WHOLE, 200, 1.8),
+    "4x A100 NVLink": equal(4, "A100", WHOLE, 200, 3.4),
+    "2x L20, not whole": equal(2, "L20", 0.85, 20, 1.4),
+    "4x L20, not whole": equal(4, "L20", 0.6, 20, 1.8),
+    "4090 + 3090 + 3060": RigOf((("RTX 4090", 24), ("RTX 3090", 24), ("RTX 3060", 12))),
+    "8x RTX 3090": equal(8, "RTX 3090", 24, None),
+}
+
+
+def traced(name: str) -> Program:
+    """The program of a model, with both halves of guidance where its pipeline has these in one call."""
+    entry = FULL_SIZE[name]
+    if name in HALVES:
+        entry = FullSize(entry.build, _doubled(entry.call))
+    module, call = entry.make()
+    return trace(module, (), call)
+
+
+def _doubled(value: Any) -> Any:
+    """A call of twice as many pictures."""
+    if isinstance(value, Mapping):
+        return {key: _doubled(one) for key, one in value.items()}
+    return torch.cat([value, value]) if isinstance(value, torch.Tensor) else value
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was found of a model on a rig; ``held`` are the seconds of the fastest card if it holds all."""
+
+    name: str
+    rig: str
+    held: float
+    chosen: str
+    seconds: float
+    choices: Sequence[Choice]
+    took: float
+
+    @property
+    def alone(self) -> float | None:
+        """The seconds on the best single card."""
+        return next(one.seconds for one in self.choices if one.mode == ALONE)
+
+    @property
+    def floor(self) -> float | None:
+        """The least times quicker than one card that holds the model; None where there is no floor."""
+        given = RIGS[self.rig].floor if self.name in TRANSFORMERS else None
+        is_half = self.name in HALVES and len(RIGS[self.rig].cards) == 2 and RIGS[self.rig].cards[0][1] == WHOLE
+        return HALF if given and is_half else given
+
+    def faults(self) -> Iterator[str]:
+        """Where the choice is not the best."""
+        best = min((one for one in self.choices if one.seconds is not None), key=lambda one: one.seconds or 0.0)
+        if self.seconds > BEHIND * (best.seconds or 0.0):
+            yield f"{self.name} on {self.rig}: {self.seconds:.3f} s, {best.mode} takes {best.seconds:.3f} s"
+        if self.alone is not None and self.seconds > self.alone * 1.0001:
+            yield f"{self.name} on {self.rig}: {self.seconds:.3f} s, one card takes {self.alone:.3f} s"
+
+    def __str__(self) -> str:
+        said = {one.mode: f"{one.seconds:.3f}" if one.seconds is not None else "-" for one in self.choices}
+        cells = " ".join(f"{said.get(mode, '-'):>8}" for mode in (ALONE, LAYER, *MODES))
+        times = self.held / self.seconds
+        floor = "" if self.floor is None else f" floor {self.floor:g}{'' if times >= self.floor else ': BELOW'}"
+        return f"{self.rig:19} {cells} {self.seconds:8.3f} {times:5.2f}x{floor:18} {self.took:5.1f} s  {self.chosen}"
+
+
+def found(name: str, program: Program, title: str) -> Row:
+    """What is chosen for a model on a rig."""
+    nbytes = sum(weight.nbytes for weight in program.weights.values())
+    request = Request.parse(rig=RIGS[title].text(nbytes), split_mode="auto", components={name: "diffusion"})
+    started = time.process_time()
+    machine, (budgets, _) = machine_of(request), budgets_of(request)
+    loads = loads_of({name: Member("diffusion", "sampling", nbytes)}, [TracedCall(name, program)], request)
+    loads, solution = searched(loads, machine, budgets)
+    if solution is None:
+        raise SystemExit(f"{name} fits on no devices of {title}")
+    took, way = time.process_time() - started, solution.ways[name]
+    each = list(choices(loads, solution, machine, budgets))
+    chosen = f"{way.mode if len(way.devices) > 1 else ALONE} {'&'.join(map(str, way.devices))} {way.residency.value}"
+    return Row(name, title, _held(loads[0], machine, budgets), chosen, solution.seconds, each, took)
+
+
+def _held(load: Load, machine: Machine, budgets: Budgets) -> float:
+    """The seconds of a call on the fastest card, if that holds all weights."""
+    cards = [device for device in machine.devices if device != machine.host]
+    return min(load.times * load.called(False)[0].seconds(machine.speeds[card]) for card in cards)
+
+
+def main() -> None:
+    """Prints the rows, and fails where a choice is not the best."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", default=",".join(NAMES), help="the models, by the names of testbed.zoo")
+    parser.add_argument("--rigs", default=";".join(RIGS), help="the rigs, joined by ';'")
+    asked = parser.parse_args()
+    faults: list[str] = []
+    below = 0
+    for name in asked.only.split(","):
+        program = traced(name)
+        heads = " ".join(f"{'one' if mode == ALONE else mode:>8}" for mode in (ALONE, LAYER, *MODES))
+        print(f"\n{name}\n{'seconds of a call':19} {heads}     auto  against one that holds it", flush=True)
+        for title in asked.rigs.split(";"):
+            row = found(name, program, title)
+            print(row, flush=True)
+            faults += row.faults()
+            below += row.floor is not None and row.held / row.seconds < row.floor
+        del program
+        gc.collect()
+    print(f"\nbelow their floor: {below or 'none'}", *(faults or ["auto is nowhere behind"]), sep="\n")
+    sys.exit(bool(faults))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""What a picture would take in each way to split a component whose mode was to be found: what was chosen from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ...compiler.devices.device import Device
+from .groups import MODES, groups_of, why_no_group
+from .machine import Machine
+from .search import ALONE, LAYER, Solution, places_of, search
+from .workload import Budgets, Load
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A way to split a component: on one device, by layers, or under a mode.
+
+    ``seconds`` are those of a picture with the component split so, on ``devices``, and all else as is quickest then;
+    None where it cannot be, for the reason ``why``. ``is_taken`` says that it is the way that was found.
+    """
+
+    component: str
+    mode: str
+    devices: tuple[Device, ...] = ()
+    seconds: float | None = None
+    why: str = ""
+    is_taken: bool = False
+
+
+def choices(loads: Sequence[Load], solution: Solution, machine: Machine, budgets: Budgets) -> Iterator[Choice]:
+    """The ways of each component whose mode was found, one a mode, but of those that take a trifle of a picture."""
+    for load in loads:
+        if load.asked.chooses_mode and solution.ways[load.name].seconds > _TRIFLE * solution.seconds:
+            for mode in (*(() if load.asked.devices else (ALONE,)), LAYER, *MODES):
+                yield _choice(load, mode, loads, solution, machine, budgets)
+
+
+_TRIFLE = 0.05
+"""Of a component that takes a smaller part of a picture nothing is said."""
+
+
+def _choice(
+    load: Load, mode: str, loads: Sequence[Load], solution: Solution, machine: Machine, budgets: Budgets
+) -> Choice:
+    found = _kind(solution, load)
+    other = solution if found == mode else search(loads, machine, budgets, {load.name: mode})
+    if other is not None:
+        return Choice(load.name, mode, other.ways[load.name].devices, other.seconds, is_taken=other is solution)
+    return Choice(load.name, mode, why=_why(load, mode, machine, budgets, loads))
+
+
+def _kind(solution: Solution, load: Load) -> str:
+    way = solution.ways[load.name]
+    return way.mode if way.mode != LAYER or len(way.devices) > 1 or load.asked.devices else ALONE
+
+
+def _why(load: Load, mode: str, machine: Machine, budgets: Budgets, loads: Sequence[Load]) -> str:
+    """Why a component cannot be split so."""
+    if mode == ALONE:
+        return "no device has room for it"
+    if mode == LAYER:
+        return "on several devices it is never quicker than on one" if len(machine.devices) > 2 else "there is one"
+    groups = [load.asked.devices] if load.asked.devices else groups_of(machine, budgets)
+    reason = why_no_group(load.under(mode), machine, budgets, places_of(loads, budgets), groups)
+    return reason or "devices have no room for it so beside other components"

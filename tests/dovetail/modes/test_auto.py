@@ -1,0 +1,149 @@
+"""`--split-mode auto`: the quickest of all modes that fit, in whole pipelines and modules."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+import dovetail
+from dovetail.compiler.devices import speeds
+from dovetail.fitting import decide
+from dovetail.passes.states.states import split_mode_of
+from dovetail.pipelines.dryrun import DryPipeline
+from dovetail.planning.table import Account
+from dovetail.runtime import sim
+from testbed.pipelines.tiny_pipelines import flux, paint, sd
+from testbed.sharing import slowed
+from tests.cases import slow_but
+
+from .test_open_devices import ROOMY, asked_by
+from .test_pictures import NEAR, off, programs_of
+from .test_table import ByParts, Stack, X
+
+NAMED = "diffusion=sim0&sim1,te=sim0,vae=sim0"
+
+
+@pytest.fixture(autouse=True)
+def _slow_cards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cards so slow that a tiny model takes as long on them as a large one does on real ones, beside their links."""
+    gc.collect()
+    sim.enable()
+    real, host = speeds.of_card, slowed(speeds.HOST_SPEED, 1e-8, 1e-5)
+    monkeypatch.setattr(speeds, "of_card", lambda card: slowed(real(card), 1e-6, 1e-3))
+    monkeypatch.setattr(decide, "measured_host", lambda: host)
+
+
+@cache
+def account_of(**request: str) -> tuple[dict[str, str], Account]:
+    """The schedule of each program on a rig, and what is told of the plan."""
+    pipe, call = flux()
+    dry = DryPipeline(pipe, dict(request))
+    try:
+        account = dry.account(dry(**call))
+        return {title: str(made.program.schedule) for title, made in dry.plans().items()}, account
+    finally:
+        dry.undo()
+
+
+def mode_of(account: Account, component: str = "transformer") -> str:
+    return next(split_mode_of(part.call.program) for part in account.parts if part.call.component == component)
+
+
+CASES: list[dict[str, str]] = [
+    {"split_mode": "auto"},
+    {"split_mode": "diffusion=auto", "backend": NAMED},
+    {"split_mode": "auto", "max_vram": "sim0=250KiB,sim1=250KiB"},
+    {"split_mode": "auto", "rig": "sim0=1GiB,sim1=1GiB,sim2=1GiB,sim3=1GiB,cpu=8GiB"},
+]
+
+
+@pytest.mark.parametrize("asked", slow_but(CASES[:1], CASES))
+def test_a_mode_is_found_and_its_command_asks_for_the_same(asked: dict[str, str]) -> None:
+    rig = {"rig": asked.get("rig", ROOMY)}
+    made, account = account_of(**{**rig, **asked})
+    assert mode_of(account) in ("sequence", "tensor")
+    assert "auto" not in " ".join(account.settings.values())
+    again, _ = account_of(**rig, **asked_by(dict(account.settings)))
+    assert again == made
+
+
+def test_what_each_mode_takes_is_told() -> None:
+    _, account = account_of(rig=ROOMY, split_mode="auto")
+    told, document = account.told(), account.document()
+    every: list[dict[str, Any]] = document["modes"]  # type: ignore[assignment]
+    modes = [one for one in every if one["component"] == "transformer"]
+    (taken,) = (one for one in modes if one["taken"])
+    assert taken["mode"] == mode_of(account)
+    assert [one["mode"] for one in modes] == [
+        "one device", "layer", "sequence", "batch", "tensor", "spatial", "row",
+    ]  # fmt: skip
+    assert all(one["seconds"] >= taken["seconds"] / 1.003 for one in modes if "seconds" in one)
+    why = {one["mode"]: one["why_not"] for one in modes if "why_not" in one}
+    assert why["batch"] == "the inputs are of one picture"
+    assert [row[1] for row in told["choices"]] == [one["mode"] + " (taken)" * one["taken"] for one in every]
+    assert document["auto"] is None
+
+
+def test_without_a_mode_a_line_says_what_it_would_gain_and_nothing_changes() -> None:
+    _, plain = account_of(rig=ROOMY)
+    _, chosen = account_of(rig=ROOMY, split_mode="auto")
+    assert mode_of(plain) == "layer"
+    assert plain.quicker is not None
+    assert plain.quicker.seconds < plain.quicker.instead
+    assert chosen.decision is not None
+    assert chosen.decision.solution.seconds <= plain.quicker.seconds * 1.003
+    assert [line for line in plain.remarks() if line.startswith("`--split-mode auto`: ")] == [str(plain.quicker)]
+    assert plain.told()["choices"] == []
+    assert chosen.quicker is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rig", ["sim0=1GiB,cpu=8GiB", "sim0=1GiB,cuda0=1GiB,cpu=8GiB"])
+def test_without_like_devices_nothing_is_said(rig: str) -> None:
+    _, plain = account_of(rig=rig)
+    assert plain.quicker is None
+    _, chosen = account_of(rig=rig, split_mode="auto")
+    assert mode_of(chosen) == "layer"
+
+
+def test_a_picture_of_what_was_found_is_near_eager() -> None:
+    made, call = sd()
+    expected = paint(made, call)
+    pipe = dovetail.compile_pipeline(made, rig=ROOMY, split_mode="auto")
+    with pipe.dovetail:
+        assert off(paint(pipe, call), expected) < NEAR
+        assert {split_mode_of(one) for one in programs_of(pipe)} & {"batch", "sequence", "tensor"}
+
+
+@pytest.mark.parametrize("backend", [None, "sim0&sim1"])
+def test_a_module(backend: str | None) -> None:
+    torch.manual_seed(0)
+    module = Stack().eval()
+    compiled = dovetail.compile(module, (X,), backend=backend, rig=ROOMY, split_mode="auto")
+    assert split_mode_of(compiled.program) != "layer"
+    assert len(compiled.program.devices) == 2
+    assert torch.allclose(compiled(X).cpu(), module(X), rtol=1e-4, atol=1e-5)
+
+
+def test_beside_what_excludes_modes_all_is_placed_by_layers(caplog: pytest.LogCaptureFixture) -> None:
+    module = Stack().eval()
+    batch = torch.export.Dim("batch", min=2, max=64)
+    with caplog.at_level(logging.WARNING):
+        dynamic = dovetail.compile(
+            module, (X,), rig=ROOMY, split_mode="auto", dynamic_shapes={"x": {0: batch}}, backend="sim0&sim1"
+        )
+        mapped = dovetail.compile(module, (X,), split_mode="auto", device_map={"": "sim0", "blocks.1": "sim1"})
+    assert [split_mode_of(one.program) for one in (dynamic, mapped)] == ["layer", "layer"]
+    assert "cannot be split otherwise than by layers, for its sizes are dynamic" in caplog.text
+    assert "a device map places each weight whole" in caplog.text
+
+
+def test_a_module_by_its_parts_is_placed_by_layers() -> None:
+    module = ByParts().eval()
+    compiled = dovetail.compile(module, (X,), backend="sim0&sim1", split_mode="auto")
+    assert torch.allclose(compiled(X).cpu(), module(X), atol=1e-6)
