@@ -55,6 +55,12 @@ class ComponentPlan:
         return self.mode in TOGETHER and len(self.devices) > 1
 
     @property
+    def takes_turns(self) -> bool:
+        """Whether each device may hold it whole, and calls of one picture take turns if they are independent."""
+        stays = self.residency is Residency.DEVICE and not self.shares
+        return self.mode == "batch" and self.is_together and stays and not self.inductor
+
+    @property
     def places_itself(self) -> bool:
         """Whether its mode decides what each device has of a weight, so that nobody else may assign them."""
         return self.by_rows or self.is_together

@@ -10,7 +10,7 @@ from ..compiler.errors import DoesNotFitError
 from ..compiler.spec.residency import Residency
 from ..components.dry import DryCall, DryRun
 from .draft import Draft
-from .foreseen import given_in, held_in, others_of, pieces_of, visits_in
+from .foreseen import copied_in, given_in, held_in, others_of, pieces_of, times_in, turns_in, visits_in
 from .generation import Generation, PlannedCall, values_of
 from .plannable import Plannable
 
@@ -66,34 +66,42 @@ def _lowered(handle: Plannable, run: DryRun, draft: Draft, calls: Sequence[DryCa
 def _finish(handle: Plannable, run: DryRun, draft: Draft, one: DryCall) -> None:
     """Makes the program of a call, and counts its values."""
     decided, key = draft.decided[one.component.name], (one.call, one.key)
+    decided.takes_turns |= run.takes_turns(one.component)
     held = draft.now = held_in(run, key, handle.rig, draft.main)
     there = decided.sites.main_of(one.call.module)
     one.traced.given = given_in(run, key, there, handle.rig, draft.main)
     compiled = one.component.compiler.finish(decided, one.call, one.key, one.traced)
-    draft.add_values(one.component.name, Counter(values_of(compiled.program)) + held)
+    for program in compiled.lowered:
+        draft.add_values(one.component.name, Counter(values_of(program)) + copied_in(compiled, program) + held)
 
 
 def _generation(handle: Plannable, run: DryRun, draft: Draft) -> Generation:
     planned = {
-        key: PlannedCall(
-            one.title,
-            one.component.name,
-            one.component.role,
-            draft.plan.phases(one.component.name),
-            program.program,
-            list(pieces_of(draft.decided[one.component.name], one.call.module, program.program)),
-            run.times[key],
-            held_in(run, key, handle.rig, draft.main),
-            type(one.component.module).__name__ if one.component.parts.reasons else "",
-        )
+        key: [
+            PlannedCall(
+                one.title,
+                one.component.name,
+                one.component.role,
+                draft.plan.phases(one.component.name),
+                program,
+                list(pieces_of(draft.decided[one.component.name], one.call.module, program)),
+                times,
+                held_in(run, key, handle.rig, draft.main),
+                type(one.component.module).__name__ if one.component.parts.reasons else "",
+                copied_in(compiled, program),
+            )
+            for program, times in zip(compiled.lowered, times_in(run, key, len(compiled.lowered)), strict=True)
+        ]
         for key, one in run.calls.items()
-        if (program := draft.decided[one.component.name].program_of(one.call, one.key)) is not None
+        if (compiled := draft.decided[one.component.name].program_of(one.call, one.key)) is not None
     }
     rigs = {name: one.plan.rig for name, one in draft.decided.items()}
     visits = list(visits_in(run, planned, handle.rig, draft.main))
     others = list(others_of(draft.decided.values()))
-    generation = Generation(list(planned.values()), rigs, draft.plan.request.granted, others, visits)
+    calls = [call for each in planned.values() for call in each if call.times]
+    generation = Generation(calls, rigs, draft.plan.request.granted, others, visits)
     generation.own = run.own
+    generation.turns = list(turns_in(run, planned))
     return generation
 
 
