@@ -75,6 +75,11 @@ class Launched:
             return time.monotonic() > self._made + _START
         return self._is_done or not self._thread.is_alive()
 
+    def wait(self) -> None:
+        """Has what comes next on the current stream of its device come after it, when it is over."""
+        there = accelerator_of(self.device)
+        there.wait(there.current_stream(), self._done)
+
     @property
     def error(self) -> BaseException | None:
         """What it has failed with."""
@@ -87,12 +92,11 @@ class Launched:
             raise ExecutionError(f"{self.name} was launched on {self.device} by another process, and is not done here")
         if self._error is not None:
             raise self._error
+        self.wait()
         there = accelerator_of(self.device)
-        stream = there.current_stream()
-        there.wait(stream, self._done)
         for one in self._leaves:
             if isinstance(one, torch.Tensor):
-                there.keep(one, stream)
+                there.keep(one, there.current_stream())
         return self._leaves
 
     def again(self) -> None:
@@ -124,6 +128,6 @@ class Launched:
                 self._coming = []
                 self._leaves = self._run(list(self._inputs))
                 self._inputs = []
-                self._done = there.record(there.current_stream())
         except BaseException as error:
             self._error = error
+        self._done = there.record(there.side_stream("launched"))

@@ -149,6 +149,7 @@ class Launches:
                     going.launched.join()
                 except BaseException as error:  # an interrupt, of which there may be several
                     interrupted = error
+            going.launched.wait()
         self._failed += [one for one in self._going if one.launched.error is not None]
         self._going.clear()
         self._last.clear()
