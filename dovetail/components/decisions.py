@@ -58,8 +58,8 @@ class Decisions:
         self.assigned = assigned
         self.sites = sites.draft(self, is_settled=is_settled) if sites is not None else Sites(self)
         self.is_anew = is_anew
-        self.takes_turns = False
-        """Whether each device holds it whole where a call is of one picture, for calls of a step take turns."""
+        self.parts = 1
+        """So many calls of it are made of which none reads what the others give: guidance parts of a step."""
         self.programs: dict[tuple[Call, Any], CompiledModule] = {}
         """The programs that were made for a draft, by the calls and keys that they are to answer."""
         self._beside: weakref.ref[Any] | None = None
@@ -110,7 +110,7 @@ class Decisions:
         """
         if plan is None:
             found = Decisions(self.component, self.plan, self.assigned.draft(), self.sites, is_anew=self.is_anew)
-            found.takes_turns = self.takes_turns
+            found.parts = self.parts
             return found
         if plan.residency is Residency.DISK:
             self.component.view.check_files()

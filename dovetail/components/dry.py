@@ -204,9 +204,9 @@ class DryRun:
     def _is_of(self, key: tuple[Call, Any] | None, component: Component) -> bool:
         return key is not None and self.calls[key].component is component
 
-    def takes_turns(self, component: Component) -> bool:
-        """Whether calls of a component follow each other of which none reads what the one before gave."""
-        return any(one.turn and self._is_of(one.key, component) for one in self.moments)
+    def parts_of(self, component: Component) -> int:
+        """How many calls of a component follow each other at most of which none reads what the others give."""
+        return max((1 + one.turn for one in self.moments if self._is_of(one.key, component)), default=1)
 
     def _check_room(self, made: DryCall, inputs: Sequence[torch.Tensor], home: torch.device) -> None:
         """Raises DoesNotFitError where the pipeline has held more than there is room for, or would with an answer."""

@@ -56,9 +56,9 @@ class ComponentPlan:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether each device may hold it whole, and calls of one picture take turns if they are independent."""
+        """Whether devices, if it has several, may each hold it whole, so that independent calls of it take turns."""
         stays = self.residency is Residency.DEVICE and not self.shares
-        return self.mode == "batch" and self.is_together and stays and not self.inductor
+        return self.mode == "batch" and stays and not self.inductor
 
     @property
     def places_itself(self) -> bool:

@@ -27,7 +27,8 @@ def may_alternate(decided: Decisions, traced: Program) -> bool:
     results = traced.output.all_input_nodes
     is_of_tensors = all(len(tensors_of(node)) == 1 for node in results)
     stays = not traced.residency and not traced.symbols
-    return decided.takes_turns and stays and is_of_tensors and picture_count(traced) < 2
+    takes_turns = decided.plan.takes_turns and len(decided.devices) > 1 and decided.parts > 1
+    return takes_turns and stays and is_of_tensors and picture_count(traced) < 2
 
 
 def lowered_whole(

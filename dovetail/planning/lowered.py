@@ -66,7 +66,7 @@ def _lowered(handle: Plannable, run: DryRun, draft: Draft, calls: Sequence[DryCa
 def _finish(handle: Plannable, run: DryRun, draft: Draft, one: DryCall) -> None:
     """Makes the program of a call, and counts its values."""
     decided, key = draft.decided[one.component.name], (one.call, one.key)
-    decided.takes_turns |= run.takes_turns(one.component)
+    decided.parts = max(decided.parts, run.parts_of(one.component))
     held = draft.now = held_in(run, key, handle.rig, draft.main)
     there = decided.sites.main_of(one.call.module)
     one.traced.given = given_in(run, key, there, handle.rig, draft.main)
