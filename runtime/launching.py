@@ -1,6 +1,6 @@
 """Calls that go on while their caller does: each in a thread, on a stream of its own, from inputs that nobody writes.
 
-A launched call has copies of its inputs, made before `launch` returns, so that the caller may write to its own. Calls
+On its device it comes after what the caller has put on the current stream before. A launched call has copies of its inputs, made before `launch` returns, so that the caller may write to its own. Calls
 on one device follow each other in the order in which they were launched. Whoever reads a result waits for the call, and
 the device that it is read on waits for its event.
 """
@@ -49,6 +49,8 @@ class Launched:
         self.name, self.device = name, device
         self._run, self._after = run, after
         self._coming: list[Arrival] = [start_snapshot(one, device) for one in inputs]
+        there = accelerator_of(device)
+        self._ready = there.record(there.current_stream())  # weights that were brought there, say
         self._inputs: list[torch.Tensor] = []
         self._leaves: list[Any] = []
         self._done: Event = None
@@ -124,6 +126,7 @@ class Launched:
                 stack.enter_context(torch.inference_mode(self._mode))  # which turns gradients on
                 stack.enter_context(torch.no_grad())
                 stack.enter_context(there.use(there.side_stream("launched")))
+                there.wait(there.current_stream(), self._ready)
                 self._inputs += [one.wait() for one in self._coming]
                 self._coming = []
                 self._leaves = self._run(list(self._inputs))

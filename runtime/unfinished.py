@@ -7,6 +7,7 @@ A view or a cast is put off: it is made of the result when that is there, before
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -64,7 +65,8 @@ class Awaited:
                 self._get = None
             later, self._later = self._later, []
         for one in filter(None, (reference() for reference in later)):
-            one()
+            with contextlib.suppress(Exception):  # which is raised where that is read
+                one()
         return self._value
 
     def then(self, make: Callable[[torch.Tensor], torch.Tensor]) -> Awaited:

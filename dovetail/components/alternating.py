@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from ..compiler.devices.rig import Rig
 from ..compiler.ir.program import Program, tensors_of
 from ..conventions.modes import are_taken_off, has_foreign_modes
+from ..runtime.devices.fork import ForkSafeLock
 from ..runtime.devices.recording import is_watched
 from ..runtime.devices.transfers import handed, home_of
 from ..runtime.failures import exhaustion_told
@@ -112,6 +113,7 @@ class Launches:
         self._unread: weakref.WeakSet[_Going] = weakref.WeakSet()
         self._failed: list[_Going] = []
         self._last: dict[torch.device, Launched] = {}
+        self._lock = ForkSafeLock()  # any thread may read a result
 
     @property
     def may_launch(self) -> bool:
@@ -142,6 +144,10 @@ class Launches:
 
     def settle(self) -> None:
         """Waits for all that were launched; an interrupt meanwhile is raised when they are done."""
+        with self._lock:
+            self._settle()
+
+    def _settle(self) -> None:
         interrupted: BaseException | None = None
         for going in list(self._going):
             while not going.launched.is_over:
@@ -188,6 +194,7 @@ class _Going:
         self._one, self.launched, self._home = one, launched, home
         self._recover = recover
         self._leaves: list[Any] | None = None
+        self._lock = ForkSafeLock()
 
     def results(self) -> list[Any]:
         """The leaves of the result, unfinished ones in the place of tensors."""
@@ -207,8 +214,12 @@ class _Going:
 
     def leaves(self) -> list[Any]:
         """The leaves where they belong; raises what the call has failed with, and says which call it was."""
-        if self._leaves is not None:
+        with self._lock:
+            if self._leaves is None:
+                self._leaves = self._waited()
             return self._leaves
+
+    def _waited(self) -> list[Any]:
         launches = self._launches()
         if launches is not None:
             launches.settle()
@@ -220,7 +231,6 @@ class _Going:
         finally:
             if launches is not None:
                 launches.forget(self)
-        self._leaves = found
         self.launched.end()
         return found
 

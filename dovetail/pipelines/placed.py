@@ -377,7 +377,9 @@ class PlacedPipeline(Deciding):
         how = tuple(steps), keeps
         is_repeatable = is_own and draft is not None
         if is_own and mode == "batch" and may_alternate(decided, traced):
-            found = lowered_whole(traced, plan.devices[: decided.parts], default_passes(chunk=plan.chunks), self._planner.lowerings)
+            found = lowered_whole(
+                traced, plan.devices[: decided.parts], default_passes(chunk=plan.chunks), self._planner.lowerings
+            )
             if found is not None:
                 return alternating(decided, traced, module, found, self.rig)
         program = self._planner.lowerings.of(traced, how, run) if is_repeatable else run(traced.copy())

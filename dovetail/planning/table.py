@@ -24,6 +24,7 @@ from ..passes.rewrites.chunk import chunks_of
 from ..passes.simulate.timeline import timeline
 from ..passes.states.states import split_mode_of
 from .generation import Generation, PlannedCall, numbered, told_apart
+from .guidance import Together, together_in
 from .on_host import told_of_host
 from .parts import Part, Row
 from .shared_work import facts_of_group, is_shared_out, rows_of_blocks, rows_of_groups
@@ -132,7 +133,18 @@ class Account:
     @property
     def seconds(self) -> float:
         """The predicted seconds of a picture after all was loaded; the middle where they are a range."""
+        return self._busy - sum(one.saved for one in self.together)
+
+    @property
+    def _busy(self) -> float:
+        """The seconds of all programs, one after another."""
         return sum(part.seconds for part in self.shown)
+
+    @cached_property
+    def together(self) -> tuple[Together, ...]:
+        """The calls that go on at the same time."""
+        each = {part.call: (part.seconds - part.bringing) / part.call.times for part in self.parts}
+        return tuple(together_in(self.generation.turns, each, self.speeds))
 
     @property
     def once(self) -> str:
@@ -143,7 +155,7 @@ class Account:
     @property
     def spread(self) -> float:
         """The part of these seconds that they may be off by; 0 where all devices were measured."""
-        return sum(part.seconds * part.spread for part in self.shown) / self.seconds if self.seconds else 0.0
+        return sum(part.seconds * part.spread for part in self.shown) / self._busy if self._busy else 0.0
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
@@ -191,7 +203,12 @@ class Account:
         """
         takes = f"a picture takes {seconds_text(self.seconds, self.spread)} s {self.once}{self._took()}"
         warnings = () if warned else (f"warning: {one}" for one in self.warnings)
-        return [*warnings, takes, *self._rehearsed(), *self._withheld(), *self.notes]
+        return [*warnings, takes, *self.turns, *self._rehearsed(), *self._withheld(), *self.notes]
+
+    @property
+    def turns(self) -> list[str]:
+        """A line for calls that go on at the same time, with their seconds."""
+        return [one.told(self.spread) for one in self.together]
 
     def _took(self) -> str:
         """How long the search took if there was one, and planning in all."""
@@ -248,7 +265,7 @@ class Account:
             "devices": devices,
             "tiles": {name: str(tile) for name, tile in self.generation.tiles.items()},
             "warnings": list(self.warnings),
-            "notes": list(self.notes),
+            "notes": [*self.turns, *self.notes],
         }
 
     def devices(self) -> dict[str, Fullest]:

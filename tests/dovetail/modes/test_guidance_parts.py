@@ -16,6 +16,7 @@ import torch
 import dovetail
 from dovetail.components import alternating
 from dovetail.components.alternating import Alternating, Rotation
+from dovetail.pipelines.dryrun import DryPipeline
 from dovetail.runtime import sim
 from dovetail.runtime.devices.accelerator import accelerator_of
 from dovetail.runtime.executor import Executor
@@ -135,6 +136,30 @@ def test_both_devices_have_the_whole_denoiser_and_are_in_the_plan(
     assert weights[0] == weights[1] >= sum(p.nbytes for p in pipe.transformer.parameters())
     assert [one.times for one in calls] == [2, 2]
     assert [[str(one.program.main) for one in turn] for turn in plan.turns] == [["sim0", "sim1"]] * 2
+    account = pipe.dovetail.account(plan)
+    (together,) = account.together
+    parts = [part for part in account.parts if part.call.component == "transformer"]
+    assert together.times == together.calls == 2
+    assert together.apart / 2 <= together.seconds < together.apart
+    assert account.seconds == pytest.approx(sum(part.seconds for part in account.parts) - together.saved)
+    assert together.saved == pytest.approx(sum(part.seconds for part in parts) - 2 * together.seconds)
+    told = "calls of transformer take turns on sim0 and sim1, each of which holds it whole: 2 guidance parts take"
+    assert any(line.startswith(told) for line in account.remarks())
+    assert told[1:] in pipe.dovetail.explain(**call)
+
+
+def test_devices_are_found_whose_calls_take_turns(painted: Painted) -> None:
+    _, call, _ = painted
+    pipe, _ = flux()
+    dry = DryPipeline(pipe, {"rig": "sim0=1GiB,sim1=1GiB,sim2=1GiB,cpu=8GiB", "split_mode": BATCH})
+    try:
+        account = dry.account(dry(**call))
+    finally:
+        dry.undo()
+    mains = [str(one.program.main) for one in account.generation.calls if one.component == "transformer"]
+    assert len(mains) == len(set(mains)) == 2  # the third would have no part
+    assert account.settings["--split-mode"] == BATCH
+    assert [one.times for one in account.together] == [2]
 
 
 def with_run(
@@ -352,3 +377,22 @@ def test_turns_begin_again_with_each_reading() -> None:
     rotation.end()
     assert rotation.take() == 0
     assert not rotation.is_full(2)
+
+
+@pytest.mark.slow
+def test_adapters_that_are_exchanged_are_those_of_each_part() -> None:
+    peft = pytest.importorskip("peft")
+    pipe, call = flux()
+    call |= {"negative_prompt": "grey", "true_cfg_scale": 2.0}
+    torch.manual_seed(0)
+    for name in "ab":
+        config = peft.LoraConfig(r=2, init_lora_weights=False, target_modules=["to_q", "to_k"])
+        pipe.transformer.add_adapter(config, name)
+    eager = {}
+    for name in "ab":
+        pipe.transformer.set_adapters([name], [1.0])
+        eager[name] = paint(pipe, call)
+    with dovetail.compile_pipeline(pipe, BACKEND, split_mode=BATCH).dovetail:
+        for name in "aba":
+            pipe.transformer.set_adapters([name], [1.0])
+            assert torch.equal(paint(pipe, call).cpu(), eager[name])
