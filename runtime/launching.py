@@ -1,8 +1,9 @@
 """Calls that go on while their caller does: each in a thread, on a stream of its own, from inputs that nobody writes.
 
-On its device it comes after what the caller has put on the current stream before. A launched call has copies of its inputs, made before `launch` returns, so that the caller may write to its own. Calls
-on one device follow each other in the order in which they were launched. Whoever reads a result waits for the call, and
-the device that it is read on waits for its event.
+A launched call has copies of its inputs, made before it is launched, so that the caller may write to its own. On its
+device it comes after what the caller has put on the current stream before. Calls on one device follow each other in the
+order in which they were launched. Whoever reads a result waits for the call, and the device that it is read on waits
+for its event.
 """
 
 from __future__ import annotations
