@@ -59,7 +59,7 @@ class Decisions:
         self.sites = sites.draft(self, is_settled=is_settled) if sites is not None else Sites(self)
         self.is_anew = is_anew
         self.parts = 1
-        """So many calls of it are made of which none reads what the others give: guidance parts of a step."""
+        """So many calls of it are made of which none reads what the others give; 0 where they take no turns anyway."""
         self.programs: dict[tuple[Call, Any], CompiledModule] = {}
         """The programs that were made for a draft, by the calls and keys that they are to answer."""
         self._beside: weakref.ref[Any] | None = None

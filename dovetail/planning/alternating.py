@@ -14,6 +14,7 @@ from ..compiler.ir.program import Program, tensors_of
 from ..components.alternating import Alternating
 from ..components.compiled import CompiledModule
 from ..components.decisions import Decisions
+from ..components.dry import DryRun
 from ..passes.infra.base import Pass
 from ..passes.infra.manager import PassManager
 from ..passes.states.modes import picture_count
@@ -27,8 +28,14 @@ def may_alternate(decided: Decisions, traced: Program) -> bool:
     results = traced.output.all_input_nodes
     is_of_tensors = all(len(tensors_of(node)) == 1 for node in results)
     stays = not traced.residency and not traced.symbols
-    takes_turns = decided.plan.takes_turns and len(decided.devices) > 1 and decided.parts > 1
-    return takes_turns and stays and is_of_tensors and picture_count(traced) < 2
+    is_asked = decided.plan.takes_turns and len(decided.devices) > 1 and decided.parts > 1
+    return is_asked and stays and is_of_tensors and picture_count(traced) < 2
+
+
+def takes_turns(decided: Decisions, run: DryRun) -> bool:
+    """Whether calls of a component may take turns in a call of the pipeline that was made dry."""
+    several = len(decided.devices) > 1 and run.parts_of(decided.component) > 1
+    return decided.plan.takes_turns and several and decided.parts > 0
 
 
 def lowered_whole(

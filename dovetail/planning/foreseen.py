@@ -149,8 +149,7 @@ def visits_in(run: DryRun, planned: Planned, rig: Rig, main: Device) -> Iterator
             _by_device(Counter(some) + left, run, rig, main) for some in (one.held, one.since, one.after, one.unread)
         )
         beside = _going_on(one.going, run, planned, rig, main)
-        is_read = bool(one.unread) and not one.going
-        most = since | _sum(unread, before) if is_read else _sum(since, before)
+        most = _sum(since | unread, before) if one.going or not one.unread else since | _sum(unread, before)
         at_call = _sum(held, beside, call.copied if call is not None else {})
         yield Visit(call, at_call, most | came)
         now = Going(one.key, one.turn, {}) if one.key is not None and len(each) > 1 else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,10 +10,13 @@ from dataclasses import dataclass
 from ..compiler.errors import DoesNotFitError
 from ..compiler.spec.residency import Residency
 from ..components.dry import DryCall, DryRun
+from .alternating import takes_turns
 from .draft import Draft
 from .foreseen import copied_in, given_in, held_in, others_of, pieces_of, times_in, turns_in, visits_in
 from .generation import Generation, PlannedCall, values_of
 from .plannable import Plannable
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -27,8 +31,26 @@ class Lowered:
 def lowered(handle: Plannable, run: DryRun, base: Draft) -> Lowered | DoesNotFitError:
     """What comes of lowering the calls of a dry run as a draft decides: itself, and the pipeline, stay as they are.
 
-    The first refusal where they fit in no order; its ``alone`` is the component of which a program did not fit.
+    Where they do not fit with calls that take turns, they are placed by layers. The first refusal where they fit in no
+    order; its ``alone`` is the component of which a program did not fit.
     """
+    refused = _in_orders(handle, run, base)
+    in_turn = base.copy()
+    taking = [one for one in in_turn.decided.values() if takes_turns(one, run)]
+    if isinstance(refused, Lowered) or not taking:
+        return refused
+    for one in taking:
+        one.parts = 0
+    found = _in_orders(handle, run, in_turn)
+    if isinstance(found, DoesNotFitError):
+        return refused
+    names = ", ".join(one.component.name for one in taking)
+    logger.warning("calls of %s do not take turns: %s", names, str(refused))
+    return found
+
+
+def _in_orders(handle: Plannable, run: DryRun, base: Draft) -> Lowered | DoesNotFitError:
+    """Lowers calls in one order after another until they fit."""
     made = {key: base.decided[one.component.name].program_of(*key) for key, one in run.calls.items()}
     calls = [one for key, one in run.calls.items() if made[key] is None]
     first, *others = _orders(calls, base)
@@ -66,7 +88,7 @@ def _lowered(handle: Plannable, run: DryRun, draft: Draft, calls: Sequence[DryCa
 def _finish(handle: Plannable, run: DryRun, draft: Draft, one: DryCall) -> None:
     """Makes the program of a call, and counts its values."""
     decided, key = draft.decided[one.component.name], (one.call, one.key)
-    decided.parts = max(decided.parts, run.parts_of(one.component))
+    decided.parts = max(decided.parts, run.parts_of(one.component)) if decided.parts else 0
     held = draft.now = held_in(run, key, handle.rig, draft.main)
     there = decided.sites.main_of(one.call.module)
     one.traced.given = given_in(run, key, there, handle.rig, draft.main)
