@@ -38,6 +38,15 @@ def takes_turns(decided: Decisions, run: DryRun) -> bool:
     return decided.plan.takes_turns and several and decided.parts > 0
 
 
+def kept_apart(decided: Decisions, run: DryRun, programs: Sequence[CompiledModule]) -> str:
+    """Why calls of a component run one after another that could go on at the same time, in words; else nothing."""
+    plan, several = decided.plan, len(decided.devices) > 1 and run.parts_of(decided.component) > 1
+    is_split = any(isinstance(one, Alternating) or one.program.is_grouped for one in programs)
+    if plan.mode != "batch" or not several or is_split:
+        return ""
+    return plan.kept_apart or "not each device has room for all of it, or passes or a plan place it otherwise"
+
+
 def lowered_whole(
     traced: Program, devices: Sequence[Device], steps: Sequence[Pass], lowerings: Lowerings
 ) -> list[Program] | None:

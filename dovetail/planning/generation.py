@@ -161,6 +161,8 @@ class Generation:
         """What the own Python of components that run by their parts computes, by component."""
         self.turns: Sequence[Sequence[PlannedCall]] = ()
         """The calls that go on at the same time, each time that the pipeline waits for some together."""
+        self.apart: dict[str, str] = {}
+        """Why calls of components run one after another that could go on at the same time."""
         self.is_told = False
         """Whether it was said, before a call, which devices get nothing of it."""
         self._rigs = rigs
@@ -179,7 +181,7 @@ class Generation:
     def on(self, rigs: Mapping[str, Rig], rig: Rig) -> Generation:
         """This plan on the same devices, of which something else is free."""
         other = Generation(self.calls, rigs, rig, self._others, self._visits)
-        other.tiles, other.own, other.turns = self.tiles, self.own, self.turns
+        other.tiles, other.own, other.turns, other.apart = self.tiles, self.own, self.turns, self.apart
         return other
 
     @cached_property

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ..compiler.errors import DoesNotFitError
 from ..compiler.spec.residency import Residency
 from ..components.dry import DryCall, DryRun
-from .alternating import takes_turns
+from .alternating import kept_apart, takes_turns
 from .draft import Draft
 from .foreseen import copied_in, given_in, held_in, others_of, pieces_of, times_in, turns_in, visits_in
 from .generation import Generation, PlannedCall, values_of
@@ -124,6 +124,10 @@ def _generation(handle: Plannable, run: DryRun, draft: Draft) -> Generation:
     generation = Generation(calls, rigs, draft.plan.request.granted, others, visits)
     generation.own = run.own
     generation.turns = list(turns_in(run, planned))
+    for name, decided in draft.decided.items():
+        made = [decided.program_of(*key) for key, one in run.calls.items() if one.component is decided.component]
+        why = kept_apart(decided, run, list(filter(None, made)))
+        generation.apart |= {name: why} if why else {}
     return generation
 
 

@@ -207,8 +207,11 @@ class Account:
 
     @property
     def turns(self) -> list[str]:
-        """A line for calls that go on at the same time, with their seconds."""
-        return [one.told(self.spread) for one in self.together]
+        """A line for calls that go on at the same time, with their seconds, or why they do not."""
+        apart = (
+            f"guidance parts of {name} run one after another, for {why}" for name, why in self.generation.apart.items()
+        )
+        return [*(one.told(self.spread) for one in self.together), *apart]
 
     def _took(self) -> str:
         """How long the search took if there was one, and planning in all."""

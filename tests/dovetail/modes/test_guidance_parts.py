@@ -371,6 +371,29 @@ def test_what_does_not_fit_whole_is_placed_by_layers_and_this_is_said(caplog: py
     assert "its calls do not take turns: each device would hold it whole" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"params_backend": {"diffusion": "cpu"}}, "its weights rest elsewhere"),
+        ({"tensor_split": "diffusion=1:1"}, "its devices were given shares"),
+        ({"max_vram": "sim1=400KiB"}, "not each device has room for all of it"),
+    ],
+)
+def test_a_plan_says_why_parts_run_one_after_another(painted: Painted, more: dict[str, Any], why: str) -> None:
+    _, call, _ = painted
+    pipe, _ = flux()
+    dry = DryPipeline(
+        pipe, {"rig": "sim0=1GiB,sim1=1GiB,cpu=8GiB", "backend": BACKEND, "split_mode": BATCH, **more}
+    )  # fmt: skip
+    try:
+        account = dry.account(dry(**call))
+    finally:
+        dry.undo()
+    assert not account.together
+    told = f"guidance parts of transformer run one after another, for {why}"
+    assert any(line.startswith(told) for line in account.remarks())
+
+
 def test_turns_begin_again_with_each_reading() -> None:
     rotation = Rotation()
     assert [rotation.take() for _ in range(3)] == [0, 1, 2]
