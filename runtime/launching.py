@@ -9,6 +9,7 @@ for its event.
 from __future__ import annotations
 
 import contextvars
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from .devices.accelerator import Event, accelerator_of
 from .devices.transfers import Arrival, start_snapshot
 
 _LOOK = 0.2
-"""After so many seconds who waits for a call can be interrupted, where waiting for a thread cannot be."""
+"""After so many seconds who waits for a call looks whether it is over."""
 
 _START = 0.2
 """So many seconds may pass until a thread has begun whose start was interrupted."""
@@ -57,7 +58,9 @@ class Launched:
         self._done: Event = None
         self._error: BaseException | None = None
         self._is_done = False
-        self._made = time.monotonic()
+        self._made, self._process = time.monotonic(), os.getpid()
+        self._working = threading.Lock()  # a join that is interrupted takes a thread for ended that works
+        self._working.acquire()
         self._mode = torch.is_inference_mode_enabled()
         work = contextvars.copy_context().run, (self._work,)
         self._thread = threading.Thread(target=work[0], args=work[1], name=f"launched: {name}", daemon=True)
@@ -69,14 +72,16 @@ class Launched:
     def join(self) -> None:
         """Waits until it was issued, or has failed."""
         while not self.is_over:
-            self._thread.join(_LOOK) if self._thread.ident is not None else time.sleep(0)
+            if self._working.acquire(timeout=_LOOK):
+                self._working.release()  # for others who wait
+        if self._thread.ident is not None and self._process == os.getpid():
+            self._thread.join(_LOOK)  # which has nothing left to do
 
     @property
     def is_over(self) -> bool:
-        """Whether it was issued, has failed, or never began."""
-        if self._thread.ident is None:  # where its start was interrupted it may begin yet
-            return time.monotonic() > self._made + _START
-        return self._is_done or not self._thread.is_alive()
+        """Whether it was issued, has failed, or never began; in a forked child nothing goes on."""
+        never = self._thread.ident is None and time.monotonic() > self._made + _START  # until then it may begin yet
+        return self._is_done or never or self._process != os.getpid()
 
     def wait(self) -> None:
         """Has what comes next on the current stream of its device come after it, when it is over."""
@@ -92,7 +97,9 @@ class Launched:
         """The leaves of its result, on its device, to be used on the current stream there; raises its error."""
         self.join()
         if not self._is_done:
-            raise ExecutionError(f"{self.name} was launched on {self.device} by another process, and is not done here")
+            raise ExecutionError(
+                f"{self.name} was launched on {self.device} and is not done: it never began, or did in another process"
+            )
         if self._error is not None:
             raise self._error
         self.wait()
@@ -119,6 +126,7 @@ class Launched:
         finally:
             self._after = None
             self._is_done = True
+            self._working.release()
 
     def _try(self) -> None:
         there = accelerator_of(self.device)

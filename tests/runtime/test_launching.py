@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 import threading
 from collections.abc import Callable, Iterator
@@ -119,6 +120,19 @@ def test_an_error_is_kept_until_it_is_read_and_the_call_may_be_made_again(error:
         call.leaves()
     call.again()
     assert torch.equal(call.leaves()[0].cpu(), value + 1)
+
+
+def test_an_interrupt_of_who_waits_leaves_the_call_going() -> None:
+    run = Held()
+    call = launched(run, torch.zeros(4), "sim:0")
+    assert run.reached.wait(60)
+    threading.Timer(0.05, _thread.interrupt_main).start()
+    with pytest.raises(KeyboardInterrupt):
+        call.join()
+    assert not call.is_over
+    run.go.set()
+    assert torch.equal(call.leaves()[0].cpu(), torch.zeros(4))
+    assert call.is_over
 
 
 def test_modes_of_the_caller_are_those_of_the_call() -> None:
