@@ -45,6 +45,7 @@ from .gpu_checks import (
     subject,
     torch_device,
 )
+from .pipelines.tiny_pipelines import flux, paint
 
 WORSE = 1.5
 """So many times as far from float64 as eager on one card may results be."""
@@ -355,6 +356,25 @@ def _norm(x: Tensor) -> Tensor:
     return torch.cat([ops.group_norm_by(one, means, variances, None, None, 8, 1e-5) for one in pieces], 2)
 
 
+def guidance_in_turns(cards: Sequence[str]) -> str:
+    """Guidance parts that are calls of their own go on at the same time on two cards, with the bits of one."""
+    if len(cards) < 2:
+        raise NotAsked(f"guidance parts on two cards take two, and {cards[0]} is alone")
+    found = []
+    for devices in (cards[0], "&".join(cards[:2])):
+        pipe, call = flux()
+        call |= {"negative_prompt": "grey", "true_cfg_scale": 2.0}
+        made = dovetail.compile_pipeline(pipe, f"{cards[0]},diffusion={devices}", split_mode="diffusion=batch")
+        with made.dovetail as handle:
+            found.append([paint(made, call).cpu() for _ in range(3)])
+            plan = handle.plan(**call)
+            assert plan is not None
+            parts = [one.program.main for one in plan.calls if one.component == "transformer"]
+    assert len(set(parts)) == 2, f"all parts are on {parts[0]}"
+    assert all(torch.equal(one, found[0][0]) for some in found for one in some), "other bits than on one card"
+    return f"parts on {' and '.join(map(str, parts))}: the same bits as on {cards[0]}, 3 times"
+
+
 DELAYED = in_each_mode(delayed)
 """The check that takes a number of calls."""
 
@@ -365,5 +385,6 @@ MODE_CHECKS: tuple[Callable[[Sequence[str]], str], ...] = (
     DELAYED,
     in_each_mode(waiting),
     micro_batches,
+    guidance_in_turns,
 )
 """The checks of devices that compute together."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from ..compiler.ir.program import Program
 from ..lora.adapters import Branches
+from .alternating import Alternating
 from .arguments.ambient import ambient
 from .arguments.call_key import call_key
 from .calls import BY_PARTS, ByParts, Call, answer_late, refuse_gradients
@@ -97,8 +99,11 @@ def _recovered(
     kwargs: Mapping[str, Any],
 ) -> Any:
     """What a program returns; where memory runs out, once more with less of it."""
-    streamed = component.streams
+    streamed, launches = component.streams, component.launches
     try:
+        if isinstance(program, Alternating) and launches.may_launch and component.parts.frame is None:
+            return _launched(component, call, branches, program, args, kwargs)
+        launches.settle()
         return _run_with(component, branches, program, args, kwargs)
     except Exception as error:
         if component.recovery is None or not component.recovery.once_more(component, error):
@@ -110,6 +115,26 @@ def _recovered(
         if component.streams and not streamed:  # which did not do
             component.stay()
         raise
+
+
+def _launched(
+    component: Component,
+    call: Call,
+    branches: Branches,
+    program: Alternating,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """What a program returns that goes on meanwhile; where memory runs out, it is made once more when it is read."""
+    if branches.held:
+        program.exchange(branches.held)
+    owner = weakref.ref(component)
+
+    def recover(error: BaseException) -> bool:
+        there = owner()
+        return there is not None and there.recovery is not None and there.recovery.once_more(there, error)
+
+    return component.launches.call(program, component.title(call), args, kwargs, recover)
 
 
 def _run_with(

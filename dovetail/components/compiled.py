@@ -80,6 +80,16 @@ class CompiledModule:
         return self.program.schedule
 
     @property
+    def each(self) -> tuple[CompiledModule, ...]:
+        """Itself, or one for each device where calls take turns."""
+        return (self,)
+
+    @property
+    def lowered(self) -> tuple[Program, ...]:
+        """The programs of these."""
+        return tuple(one.program for one in self.each)
+
+    @property
     def _executor(self) -> Executor:
         if self._made is None:
             with self._loading:
@@ -104,6 +114,31 @@ class CompiledModule:
                 operation, inputs, results or weights.
             WeightError: a file of which weights are views was written to, before the call or while it went on.
         """
+        inputs = self._checked(args, kwargs)
+        home = home_of(inputs)
+        main = self.program.main.torch
+        with exhaustion_told(f"the inputs of {self.program.name}"):
+            coming = [start_copy(x, main) for x in inputs]
+            read = [one.done for one, x in zip(coming, inputs, strict=True) if accelerator_of(x.device).is_host]
+            placed = [one.wait() for one in coming]
+        del inputs, coming, args, kwargs
+        with self._without_autocast(), _waited_for(read):
+            leaves = self._executor(placed)  # which takes the list over
+        if self._weights:
+            self._weights.check()  # what was written meanwhile to a file of which weights are views is in the result
+        if home is not None and home != main:
+            with exhaustion_told(f"the results of {self.program.name}"):
+                leaves = [handed(x, home) if isinstance(x, torch.Tensor) else x for x in leaves]
+        return self.program.signature.unflatten(leaves)
+
+    def taken(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[torch.Tensor]:
+        """The tensors of a call that is to run in another thread, whose weights are there; raises as a call does."""
+        inputs = self._checked(args, kwargs)
+        with self._without_autocast():
+            return inputs
+
+    def _checked(self, args: Sequence[object], kwargs: Mapping[str, object]) -> list[torch.Tensor]:
+        """The tensors of a call that was checked; weights are there then."""
         if has_foreign_modes():
             raise CallError(
                 f"{self.program.name} is called within {foreign_modes()}, a mode that acts on each operation, and a "
@@ -122,21 +157,7 @@ class CompiledModule:
             self.program.signature.check_strides(inputs)
         if self.program.symbols:
             self._sizes.check(inputs)
-        home = home_of(inputs)
-        main = self.program.main.torch
-        with exhaustion_told(f"the inputs of {self.program.name}"):
-            coming = [start_copy(x, main) for x in inputs]
-            read = [one.done for one, x in zip(coming, inputs, strict=True) if accelerator_of(x.device).is_host]
-            placed = [one.wait() for one in coming]
-        del inputs, coming, args, kwargs
-        with self._without_autocast(), _waited_for(read):
-            leaves = self._executor(placed)  # which takes the list over
-        if self._weights:
-            self._weights.check()  # what was written meanwhile to a file of which weights are views is in the result
-        if home is not None and home != main:
-            with exhaustion_told(f"the results of {self.program.name}"):
-                leaves = [handed(x, home) if isinstance(x, torch.Tensor) else x for x in leaves]
-        return self.program.signature.unflatten(leaves)
+        return inputs
 
     def _refuse_no_data(self, inputs: Sequence[torch.Tensor]) -> None:
         """Raises CallError for an input on meta."""

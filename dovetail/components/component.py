@@ -34,7 +34,9 @@ from ..passes.placement.assignment import Assigned, Assignment
 from ..runtime.devices.fork import ForkSafeLock
 from ..runtime.store.store import Origins, Store
 from ..runtime.store.stored_weight import StoredWeight
+from ..runtime.unfinished import finished, has_unfinished
 from .adopting import adopting
+from .alternating import Launches
 from .answers import answer
 from .arguments.ambient import ambient
 from .by_parts import Parts
@@ -141,6 +143,7 @@ class Component:
         self.compiler = CallCompiler(self, finish, why, dynamic_shapes)
         self.watch = Watch(self)
         self.view.moved = self.watch.renew
+        self.launches = Launches()
         self.is_decoding = False
         self.streams = False
         """Whether weights that rest elsewhere come and go with their blocks, and are not kept for a phase."""
@@ -390,6 +393,8 @@ class Component:
         if (reads := reading()) is not None:
             with reads.paused():
                 return self.run(call, args, kwargs)
+        if has_unfinished(args, kwargs):
+            args, kwargs = finished((args, kwargs))
         with self.turn, self.turn:
             try:
                 with self.view.using():

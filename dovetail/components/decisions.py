@@ -58,6 +58,8 @@ class Decisions:
         self.assigned = assigned
         self.sites = sites.draft(self, is_settled=is_settled) if sites is not None else Sites(self)
         self.is_anew = is_anew
+        self.parts = 1
+        """So many calls of it are made of which none reads what the others give; 0 where they take no turns anyway."""
         self.programs: dict[tuple[Call, Any], CompiledModule] = {}
         """The programs that were made for a draft, by the calls and keys that they are to answer."""
         self._beside: weakref.ref[Any] | None = None
@@ -107,7 +109,9 @@ class Decisions:
         Raises UsageError where weights are to rest in files and lie in none.
         """
         if plan is None:
-            return Decisions(self.component, self.plan, self.assigned.draft(), self.sites, is_anew=self.is_anew)
+            found = Decisions(self.component, self.plan, self.assigned.draft(), self.sites, is_anew=self.is_anew)
+            found.parts = self.parts
+            return found
         if plan.residency is Residency.DISK:
             self.component.view.check_files()
         assigned = (self.sites.before or self.assigned).draft()

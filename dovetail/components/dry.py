@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,7 @@ from ..passes.simulate.cost import OpCost
 from ..runtime.devices.accelerator import accelerator_of
 from ..runtime.devices.transfers import home_of
 from ..runtime.store.origin import HOST
+from .alternating import Rotation, put_off
 from .as_before import AsBefore, left_as_is
 from .own_work import OwnWork
 from .zeros import like, zeros_like, zeros_of
@@ -65,6 +67,9 @@ class Moment:
 
     ``still`` are the attributes of the pipeline that were as before the call, so that a later call has there what this
     one leaves. ``after`` is what it holds once it has the answer, which a program brings where it does not compute.
+
+    ``turn`` is the number of a call that may go on while its caller does, among those that nobody has read, which are
+    ``going``. ``unread`` is the most that the pipeline held from the call before on until somebody read one.
     """
 
     key: tuple[Call, Any] | None
@@ -72,6 +77,18 @@ class Moment:
     since: Mapping[torch.device, int]
     still: frozenset[Hashable]
     after: Mapping[torch.device, int] = field(default_factory=dict)
+    turn: int = 0
+    going: tuple[Going, ...] = ()
+    unread: Mapping[torch.device, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Going:
+    """A call of a dry run that goes on while its caller does: which, and the bytes of its results where they belong."""
+
+    key: tuple[Call, Any]
+    turn: int
+    results: Mapping[torch.device, int]
 
 
 @dataclass(frozen=True)
@@ -118,6 +135,9 @@ class DryRun:
     calls: dict[tuple[Call, Any], DryCall] = field(default_factory=dict)
     times: Counter[tuple[Call, Any]] = field(default_factory=Counter)
     own: dict[str, Counter[OpCost]] = field(default_factory=dict)
+    _rotations: defaultdict[Component, Rotation] = field(default_factory=lambda: defaultdict(Rotation))
+    _going: list[Going] = field(default_factory=list)
+    _unread: Counter[torch.device] = field(default_factory=Counter)
     _work: OwnWork | None = None
     _stand_ins: dict[tuple[torch.dtype, torch.device], torch.Tensor] = field(default_factory=dict)
     _known: dict[tuple[Call, Any], _Ran] = field(default_factory=dict)
@@ -150,6 +170,10 @@ class DryRun:
         key = made.call, made.key
         self.calls.setdefault(key, made)
         self.times[key] += 1
+        component, is_launched = made.component, _may_be_launched(made)
+        rotation = self._rotations[component]
+        if not is_launched or rotation.is_full(len(component.devices)):
+            self._read(component)
         self.note(key)
         inputs = made.traced.signature.flatten(args, kwargs)
         there = [tensor.device for tensor in inputs]
@@ -159,10 +183,30 @@ class DryRun:
         home = frame.here if frame else home_of(inputs) or made.component.whole_on.torch
         self._check_room(made, inputs, home)
         result = zeros_of(made.traced, inputs, home)
-        self._alive.update((leaf, None) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
+        leaves = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self._alive.update((leaf, None) for leaf in leaves)
         self.moments[-1] = replace(self.moments[-1], after=self._bytes_alive())
         self._most()  # an answer is of the call
-        return result
+        if not is_launched:
+            return result
+        turn, results = rotation.take(), {home: sum(leaf.nbytes for leaf in leaves)}
+        self.moments[-1] = replace(self.moments[-1], turn=turn)
+        self._going.append(Going(key, turn, results))
+        return put_off(result, partial(self._read, component))
+
+    def _read(self, component: Component) -> None:
+        """Notes that somebody reads what a call of a component has given: all of them that go on are waited for."""
+        if any(self._is_of(one.key, component) for one in self._going):
+            self._unread = self._unread | self._bytes_alive() | self._most()
+        self._going = [one for one in self._going if not self._is_of(one.key, component)]
+        self._rotations[component].end()
+
+    def _is_of(self, key: tuple[Call, Any] | None, component: Component) -> bool:
+        return key is not None and self.calls[key].component is component
+
+    def parts_of(self, component: Component) -> int:
+        """How many calls of a component follow each other at most of which none reads what the others give."""
+        return max((1 + one.turn for one in self.moments if self._is_of(one.key, component)), default=1)
 
     def _check_room(self, made: DryCall, inputs: Sequence[torch.Tensor], home: torch.device) -> None:
         """Raises DoesNotFitError where the pipeline has held more than there is room for, or would with an answer."""
@@ -184,7 +228,8 @@ class DryRun:
     def note(self, key: tuple[Call, Any] | None) -> None:
         """Notes what the pipeline holds at a call, or at the end."""
         since, held = self._most(), self._bytes_alive()
-        self.moments.append(Moment(key, held, held | since, self.still()))
+        going, unread, self._unread = tuple(self._going), self._unread, Counter[torch.device]()
+        self.moments.append(Moment(key, held, held | since, self.still(), going=going, unread=unread))
 
     def end(self, beyond: Callable[[frozenset[Hashable]], Counter[torch.device]]) -> None:
         """Notes the end of the pipeline's call, and what it leaves ``beyond`` it."""
@@ -271,6 +316,13 @@ class DryRun:
         for device, before in self.before.items():
             found[device] = max(0, accelerator_of(device).memory()[0] - before)
         return found
+
+
+def _may_be_launched(made: DryCall) -> bool:
+    """Whether devices of a component may take turns with a call of it; whether they do is decided of its program."""
+    component = made.component
+    is_whole = made.call.module is component.module and component.parts.frame is None
+    return component.plan.mode == "batch" and is_whole and not made.traced.symbols
 
 
 def _moved(

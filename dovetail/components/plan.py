@@ -57,6 +57,20 @@ class ComponentPlan:
         return self.mode in TOGETHER and len(self.devices) > 1
 
     @property
+    def takes_turns(self) -> bool:
+        """Whether devices, if it has several, may each hold it whole, so that independent calls of it take turns."""
+        return self.mode == "batch" and not self.kept_apart
+
+    @property
+    def kept_apart(self) -> str:
+        """What was asked for with which calls take no turns, in words."""
+        if self.residency is not Residency.DEVICE:
+            return "its weights rest elsewhere (--params-backend)"
+        if self.shares:
+            return "its devices were given shares (--tensor-split)"
+        return "Inductor compiles its blocks (--inductor)" if self.inductor else ""
+
+    @property
     def places_itself(self) -> bool:
         """Whether its mode decides what each device has of a weight, so that nobody else may assign them."""
         return self.by_rows or self.is_together

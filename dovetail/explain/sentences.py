@@ -40,7 +40,7 @@ def explain_plan(account: Account) -> Iterator[str]:
         what = f"{format_bytes(peak.values)} of values"
         what = f"{', '.join(weights)} and {what}" if weights else what
         yield _full(device, peak.total, rig[device], f"when {peak.call.title} runs: {what}")
-    yield from map(_sentence, account.notes)
+    yield from map(_sentence, (*account.turns, *account.notes))
     if account.decision is not None:
         yield from with_more_memory(account.decision)
     yield from with_faster_links(account)

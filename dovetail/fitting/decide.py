@@ -30,6 +30,7 @@ from ..passes.fit.plan import Plan, plan_of
 from ..passes.fit.search import Solution, search
 from ..passes.fit.workload import TRIES, Budgets, Load, Over, excess_of, foreseeing, taken_off
 from ..passes.simulate.cost import OpCost
+from ..passes.states.modes import picture_count
 from ..runtime.devices.card_speeds import measured_cards
 from .asked import asked_of, budgets_of
 from .by_layers import searched
@@ -56,7 +57,7 @@ class Member:
     """A component of a pipeline: its role, its phase, the bytes of all its weights, and whether these are in files.
 
     ``weights`` are those of one that runs by its parts, by name, and ``own`` is what its own Python computes in a
-    picture.
+    picture. So many calls of it are independent of each other as it has guidance ``parts``.
     """
 
     role: str
@@ -65,6 +66,7 @@ class Member:
     in_files: bool = True
     weights: Mapping[str, Weight] = field(default_factory=dict)
     own: Mapping[OpCost, float] = field(default_factory=dict)
+    parts: int = 1
 
 
 def loads_of(members: Mapping[str, Member], calls: Sequence[TracedCall], request: Request) -> list[Load]:
@@ -91,7 +93,10 @@ def loads_of(members: Mapping[str, Member], calls: Sequence[TracedCall], request
                 traces[name], partial(prepared, chunks=asked.chunks), request.granted, asked.mode, asked.shares,
                 asked.chunks,
             )  # fmt: skip
-        load = Load(name, member.role, member.phase, chain, times, None, member.nbytes, asked, member.in_files)
+        load = Load(
+            name, member.role, member.phase, chain, times, None, member.nbytes, asked, member.in_files,
+            parts=member.parts if all(picture_count(program) < 2 for program, _ in traces[name]) else 1,
+        )  # fmt: skip
         loads.append(replace(load, work=work) if work else load)
     return loads
 

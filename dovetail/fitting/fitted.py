@@ -28,7 +28,7 @@ def members_of(components: Mapping[str, Component], phase_of: Callable[[str], st
     return {
         name: Member(
             one.role, phase_of(name), one.view.nbytes, one.view.is_in_files,
-            one.sites.weights_by_parts(), run.own.get(name, {}),
+            one.sites.weights_by_parts(), run.own.get(name, {}), run.parts_of(one),
         )
         for name, one in components.items()
     }  # fmt: skip

@@ -89,11 +89,12 @@ class DryPipeline(CompiledPipeline):
         and a number from the second shape on (`text_encoder.2`).
         """
         known = {
-            id(made.program): _of_module(made, call.module)
+            id(one.program): _of_module(one, call.module)
             for component in self.components.values()
             for call in component.calls
             for made in call.programs.values()
             if isinstance(made, CompiledModule)
+            for one in made.each
         }
         planned = {id(call.program): call.title for generation in self._generations for call in generation.calls}
         calls = {program: title for program, title in planned.items() if program in known}  # others were planned anew

@@ -209,7 +209,7 @@ class CompiledPipeline(Exchanging):
             return
         planned = {id(call.program) for call in plan.calls}
         for programs in self.programs.values():
-            for one in programs:
+            for one in (each for program in programs for each in program.each):
                 if id(one.program) in planned:
                     one.load()
                     self.release()  # of slots, which come again with the call that uses them

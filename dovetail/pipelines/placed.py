@@ -30,6 +30,7 @@ from ..lora.adapters import plain_name
 from ..passes.infra.base import Pass
 from ..passes.infra.manager import Callback, PassManager
 from ..passes.pipeline import default_passes, parse_passes
+from ..planning.alternating import alternating, lowered_whole, may_alternate
 from ..planning.draft import Draft
 from ..planning.phases import Phases, let_tables_go, phase_of
 from ..planning.planner import Planner
@@ -216,7 +217,8 @@ class PlacedPipeline(Deciding):
             self._recovery.begin()
             self._recovery.is_called = True
             bound = contextlib.nullcontext() if outer else self._bounded()
-            with bound, self.using_borrowed(), exhaustion_told(f"{self.name} outside its components"):
+            told = exhaustion_told(f"{self.name} outside its components")
+            with bound, self.using_borrowed(), told, contextlib.nullcontext() if outer else self._launching():
                 yield
             self._recovery.keep() if self.keeps_latents else self._recovery.begin()
         except BaseException:
@@ -227,6 +229,20 @@ class PlacedPipeline(Deciding):
             self._recovery.is_called = bool(self._running)
             self._planner.end()
             self.release()
+
+    @contextlib.contextmanager
+    def _launching(self) -> Iterator[None]:
+        """Has calls of components go on while the pipeline does, where these take turns; all are over at the end."""
+        launches, failed = [one.launches for one in self.components.values()], True
+        try:
+            for one in launches:
+                one.is_open = True
+            yield
+            failed = False
+        finally:
+            with contextlib.ExitStack() as stack:
+                for one in launches:
+                    stack.callback(one.end, failed)
 
     def splits_rows(self, component: Component) -> bool:
         """Whether what devices have of a component's weights is decided by its split mode."""
@@ -365,6 +381,12 @@ class PlacedPipeline(Deciding):
         is_own = not (given or kept or self._callbacks or plan.inductor)  # passes of others may do more than lower
         how = tuple(steps), keeps
         is_repeatable = is_own and draft is not None
+        if is_own and mode == "batch" and may_alternate(decided, traced):
+            found = lowered_whole(
+                traced, plan.devices[: decided.parts], default_passes(chunk=plan.chunks), self._planner.lowerings
+            )
+            if found is not None:
+                return alternating(decided, traced, module, found, self.rig)
         program = self._planner.lowerings.of(traced, how, run) if is_repeatable else run(traced.copy())
         decided.assigned.note(module, program, planning=True)
         return CompiledModule(program, self.rig, component.view.of_program(module, program), traced)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,20 +12,23 @@ from torch import nn
 
 from ..compiler.devices.device import Device
 from ..compiler.devices.rig import Rig
-from ..compiler.ir.program import Program
+from ..compiler.ir.program import Program, tensors_of
 from ..compiler.ir.schedule import Lifetime, Load
 from ..compiler.spec.residency import Residency
 from ..compiler.states.parts import pieces
 from ..components.calls import Call
 from ..components.compiled import CompiledModule
 from ..components.decisions import Decisions
-from ..components.dry import DryRun
+from ..components.dry import DryRun, Going, Moment
 from ..runtime.store.stored_weight import StoredWeight
 from .generation import Piece, PlannedCall
 from .walk import Visit
 
 Key = tuple[Call, Any]
 """A kind of call of a component."""
+
+Planned = Mapping[Key, Sequence[PlannedCall]]
+"""The programs of each kind of call, one for each device where calls take turns."""
 
 
 def pieces_of(decided: Decisions, module: nn.Module, program: Program) -> Iterator[Piece]:
@@ -51,8 +55,8 @@ def others_of(everyone: Iterable[Decisions]) -> Iterator[Piece]:
         component = decided.component
         for call in component.calls if not decided.is_anew else ():
             for program in list(call.programs.values()):
-                if isinstance(program, CompiledModule):
-                    found = pieces_of(decided, call.module, program.program)
+                for lowered in program.lowered if isinstance(program, CompiledModule) else ():
+                    found = pieces_of(decided, call.module, lowered)
                     yield from (piece for piece in found if piece.lasts is Lifetime.PROGRAM)
         for one in component.view.weights() if component.parts.reasons else ():
             home = decided.assigned.place(one).home
@@ -105,21 +109,87 @@ def held_in(run: DryRun, key: Key, rig: Rig, main: Device) -> Counter[Device]:
     return found
 
 
-def visits_in(run: DryRun, planned: Mapping[Key, PlannedCall], rig: Rig, main: Device) -> Iterator[Visit]:
+def copied_in(compiled: CompiledModule, program: Program) -> Counter[Device]:
+    """The bytes that a call of a program has of copies of its inputs while it goes on, where calls take turns."""
+    if len(compiled.lowered) < 2:
+        return Counter()
+    return Counter({program.main: sum(one.nbytes for node in program.inputs() for one in tensors_of(node))})
+
+
+def times_in(run: DryRun, key: Key, devices: int) -> list[int]:
+    """How often a kind of call is made on each of so many devices that take turns with it."""
+    counts = Counter(one.turn % devices for one in run.moments if one.key == key)
+    return [counts[device] for device in range(devices)]
+
+
+def turns_in(run: DryRun, planned: Planned) -> Iterator[list[PlannedCall]]:
+    """The calls that go on at the same time, a list for each time that calls are waited for together."""
+    found: list[PlannedCall] = []
+    for one in run.moments:
+        if found and not one.going:
+            yield found
+            found = []
+        each = planned.get(one.key, []) if one.key is not None else []
+        found += [each[one.turn % len(each)]] if len(each) > 1 else []
+    yield from [found] if found else []
+
+
+def visits_in(run: DryRun, planned: Planned, rig: Rig, main: Device) -> Iterator[Visit]:
     """The calls in the order in which the pipeline makes them, and its end.
 
     ``main`` is the device of the pipeline's own tensors when it is called, wherever the dry run had them.
     """
     came: Counter[Device] = Counter()
+    before: Counter[Device] = Counter()
     for one in run.moments:
         left = run.left(one)
-        call = planned.get(one.key) if one.key is not None else None
-        held, since, after = (
-            _by_device(Counter(some) + left, run, rig, main) for some in (one.held, one.since, one.after)
+        each = planned.get(one.key, []) if one.key is not None else []
+        call = each[one.turn % len(each)] if each else None
+        held, since, after, unread = (
+            _by_device(Counter(some) + left, run, rig, main) for some in (one.held, one.since, one.after, one.unread)
         )
-        yield Visit(call, held, since | came)
+        beside = _going_on(one.going, run, planned, rig, main)
+        most = _sum(since | unread, before) if one.going or not one.unread else since | _sum(unread, before)
+        at_call = _sum(held, beside, call.copied if call is not None else {})
+        yield Visit(call, at_call, most | came)
+        now = Going(one.key, one.turn, {}) if one.key is not None and len(each) > 1 else None
+        before = _going_after(one, now, run, planned, rig, main)
         own = call.program.main if call is not None else None  # of which its program counts the results
         came = Counter({device: nbytes for device, nbytes in after.items() if call is not None and device != own})
+
+
+def _going_after(
+    one: Moment, now: Going | None, run: DryRun, planned: Planned, rig: Rig, main: Device
+) -> Counter[Device]:
+    """What calls take that go on from a moment on, that of the moment among them."""
+    if now is None:
+        return _going_on(one.going, run, planned, rig, main)
+    results = Counter(one.after)
+    results.subtract(one.held)
+    return _going_on((*one.going, replace(now, results=+results)), run, planned, rig, main)
+
+
+def _going_on(going: Sequence[Going], run: DryRun, planned: Planned, rig: Rig, main: Device) -> Counter[Device]:
+    """The bytes that calls which go on take beside what the pipeline holds, to which their results are counted.
+
+    Those on one device follow each other; all have copies of their inputs, and results that wait.
+    """
+    device_of, found = _places(run, rig, main), Counter[Device]()
+    most: Counter[Device] = Counter()
+    for one in going:
+        each = planned.get(one.key, [])
+        if len(each) < 2:
+            continue
+        call = each[one.turn % len(each)]
+        here = call.program.main
+        held = sum(nbytes for device, nbytes in one.results.items() if device_of(device) == here)
+        found += call.copied
+        most |= Counter({here: call.values.get(here, 0) - held})
+    return found + most
+
+
+def _sum(*some: Mapping[Device, int]) -> Counter[Device]:
+    return sum(map(Counter, some), Counter[Device]())
 
 
 def called_in(run: DryRun) -> list[str]:

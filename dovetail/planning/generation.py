@@ -53,7 +53,8 @@ class PlannedCall:
 
     ``values`` are the bytes on each device at the fullest moment that are no weights that stay or are kept for the
     phase; ``held`` the bytes of earlier results that the pipeline holds meanwhile. ``part_of`` is the class of the
-    component where that runs by its parts, of which this is one.
+    component where that runs by its parts, of which this is one. ``copied`` are the bytes of copies of its inputs,
+    which it has while it goes on beside others.
     """
 
     title: str
@@ -65,6 +66,7 @@ class PlannedCall:
     times: int = 1
     held: Mapping[Device, int] = field(default_factory=dict)
     part_of: str = ""
+    copied: Mapping[Device, int] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"<PlannedCall of {self.title} while {self.phase}, {counted(self.times, 'time')}>"
@@ -157,6 +159,10 @@ class Generation:
         """The tiles in which VAEs encode and decode, by component."""
         self.own: Mapping[str, Mapping[OpCost, float]] = {}
         """What the own Python of components that run by their parts computes, by component."""
+        self.turns: Sequence[Sequence[PlannedCall]] = ()
+        """The calls that go on at the same time, each time that the pipeline waits for some together."""
+        self.apart: dict[str, str] = {}
+        """Why calls of components run one after another that could go on at the same time."""
         self.is_told = False
         """Whether it was said, before a call, which devices get nothing of it."""
         self._rigs = rigs
@@ -175,7 +181,7 @@ class Generation:
     def on(self, rigs: Mapping[str, Rig], rig: Rig) -> Generation:
         """This plan on the same devices, of which something else is free."""
         other = Generation(self.calls, rigs, rig, self._others, self._visits)
-        other.tiles, other.own = self.tiles, self.own
+        other.tiles, other.own, other.turns, other.apart = self.tiles, self.own, self.turns, self.apart
         return other
 
     @cached_property

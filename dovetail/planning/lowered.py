@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,10 +10,13 @@ from dataclasses import dataclass
 from ..compiler.errors import DoesNotFitError
 from ..compiler.spec.residency import Residency
 from ..components.dry import DryCall, DryRun
+from .alternating import kept_apart, takes_turns
 from .draft import Draft
-from .foreseen import given_in, held_in, others_of, pieces_of, visits_in
+from .foreseen import copied_in, given_in, held_in, others_of, pieces_of, times_in, turns_in, visits_in
 from .generation import Generation, PlannedCall, values_of
 from .plannable import Plannable
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -27,8 +31,26 @@ class Lowered:
 def lowered(handle: Plannable, run: DryRun, base: Draft) -> Lowered | DoesNotFitError:
     """What comes of lowering the calls of a dry run as a draft decides: itself, and the pipeline, stay as they are.
 
-    The first refusal where they fit in no order; its ``alone`` is the component of which a program did not fit.
+    Where they do not fit with calls that take turns, they are placed by layers. The first refusal where they fit in no
+    order; its ``alone`` is the component of which a program did not fit.
     """
+    refused = _in_orders(handle, run, base)
+    in_turn = base.copy()
+    taking = [one for one in in_turn.decided.values() if takes_turns(one, run)]
+    if isinstance(refused, Lowered) or not taking:
+        return refused
+    for one in taking:
+        one.parts = 0
+    found = _in_orders(handle, run, in_turn)
+    if isinstance(found, DoesNotFitError):
+        return refused
+    names = ", ".join(one.component.name for one in taking)
+    logger.warning("calls of %s do not take turns: %s", names, str(refused))
+    return found
+
+
+def _in_orders(handle: Plannable, run: DryRun, base: Draft) -> Lowered | DoesNotFitError:
+    """Lowers calls in one order after another until they fit."""
     made = {key: base.decided[one.component.name].program_of(*key) for key, one in run.calls.items()}
     calls = [one for key, one in run.calls.items() if made[key] is None]
     first, *others = _orders(calls, base)
@@ -66,34 +88,46 @@ def _lowered(handle: Plannable, run: DryRun, draft: Draft, calls: Sequence[DryCa
 def _finish(handle: Plannable, run: DryRun, draft: Draft, one: DryCall) -> None:
     """Makes the program of a call, and counts its values."""
     decided, key = draft.decided[one.component.name], (one.call, one.key)
+    decided.parts = max(decided.parts, run.parts_of(one.component)) if decided.parts else 0
     held = draft.now = held_in(run, key, handle.rig, draft.main)
     there = decided.sites.main_of(one.call.module)
     one.traced.given = given_in(run, key, there, handle.rig, draft.main)
     compiled = one.component.compiler.finish(decided, one.call, one.key, one.traced)
-    draft.add_values(one.component.name, Counter(values_of(compiled.program)) + held)
+    for program in compiled.lowered:
+        draft.add_values(one.component.name, Counter(values_of(program)) + copied_in(compiled, program) + held)
 
 
 def _generation(handle: Plannable, run: DryRun, draft: Draft) -> Generation:
     planned = {
-        key: PlannedCall(
-            one.title,
-            one.component.name,
-            one.component.role,
-            draft.plan.phases(one.component.name),
-            program.program,
-            list(pieces_of(draft.decided[one.component.name], one.call.module, program.program)),
-            run.times[key],
-            held_in(run, key, handle.rig, draft.main),
-            type(one.component.module).__name__ if one.component.parts.reasons else "",
-        )
+        key: [
+            PlannedCall(
+                one.title,
+                one.component.name,
+                one.component.role,
+                draft.plan.phases(one.component.name),
+                program,
+                list(pieces_of(draft.decided[one.component.name], one.call.module, program)),
+                times,
+                held_in(run, key, handle.rig, draft.main),
+                type(one.component.module).__name__ if one.component.parts.reasons else "",
+                copied_in(compiled, program),
+            )
+            for program, times in zip(compiled.lowered, times_in(run, key, len(compiled.lowered)), strict=True)
+        ]
         for key, one in run.calls.items()
-        if (program := draft.decided[one.component.name].program_of(one.call, one.key)) is not None
+        if (compiled := draft.decided[one.component.name].program_of(one.call, one.key)) is not None
     }
     rigs = {name: one.plan.rig for name, one in draft.decided.items()}
     visits = list(visits_in(run, planned, handle.rig, draft.main))
     others = list(others_of(draft.decided.values()))
-    generation = Generation(list(planned.values()), rigs, draft.plan.request.granted, others, visits)
+    calls = [call for each in planned.values() for call in each if call.times]
+    generation = Generation(calls, rigs, draft.plan.request.granted, others, visits)
     generation.own = run.own
+    generation.turns = list(turns_in(run, planned))
+    for name, decided in draft.decided.items():
+        made = [decided.program_of(*key) for key, one in run.calls.items() if one.component is decided.component]
+        why = kept_apart(decided, run, list(filter(None, made)))
+        generation.apart |= {name: why} if why else {}
     return generation
 
 

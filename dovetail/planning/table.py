@@ -26,6 +26,7 @@ from ..passes.simulate.timeline import Timeline, timeline
 from ..passes.states.states import split_mode_of
 from .choice import facts_of_choices, rows_of_choices
 from .generation import Generation, PlannedCall, numbered, told_apart
+from .guidance import Together, together_in
 from .on_host import told_of_host
 from .parts import Part, Row
 from .shared_work import facts_of_group, is_shared_out, rows_of_blocks, rows_of_groups
@@ -137,7 +138,18 @@ class Account:
     @property
     def seconds(self) -> float:
         """The predicted seconds of a picture after all was loaded; the middle where they are a range."""
+        return self._busy - sum(one.saved for one in self.together)
+
+    @property
+    def _busy(self) -> float:
+        """The seconds of all programs, one after another."""
         return sum(part.seconds for part in self.shown)
+
+    @cached_property
+    def together(self) -> tuple[Together, ...]:
+        """The calls that go on at the same time."""
+        each = {part.call: (part.seconds - part.bringing) / part.call.times for part in self.parts}
+        return tuple(together_in(self.generation.turns, each, self.speeds))
 
     @property
     def once(self) -> str:
@@ -148,7 +160,7 @@ class Account:
     @property
     def spread(self) -> float:
         """The part of these seconds that they may be off by; 0 where all devices were measured."""
-        return sum(part.seconds * part.spread for part in self.shown) / self.seconds if self.seconds else 0.0
+        return sum(part.seconds * part.spread for part in self.shown) / self._busy if self._busy else 0.0
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
@@ -197,7 +209,7 @@ class Account:
         takes = f"a picture takes {seconds_text(self.seconds, self.spread)} s {self.once}{self._took()}"
         warnings = () if warned else (f"warning: {one}" for one in self.warnings)
         quicker = [] if self.quicker is None else [str(self.quicker)]
-        return [*warnings, takes, *quicker, *self._rehearsed(), *self._withheld(), *self.notes]
+        return [*warnings, takes, *quicker, *self.turns, *self._rehearsed(), *self._withheld(), *self.notes]
 
     @property
     def quicker(self) -> Quicker | None:
@@ -207,6 +219,14 @@ class Account:
     def rows_of_choices(self) -> list[tuple[str, ...]]:
         """A row of text for each mode that was chosen from, under HEAD_OF_CHOICES."""
         return rows_of_choices(self.decision.choices if self.decision is not None else (), self.spread)
+
+    @property
+    def turns(self) -> list[str]:
+        """A line for calls that go on at the same time, with their seconds, or why they do not."""
+        apart = (
+            f"guidance parts of {name} run one after another, for {why}" for name, why in self.generation.apart.items()
+        )
+        return [*(one.told(self.spread) for one in self.together), *apart]
 
     def _took(self) -> str:
         """How long the search took if there was one, and planning in all."""
@@ -266,7 +286,7 @@ class Account:
             "modes": facts_of_choices(self.decision.choices if self.decision is not None else ()),
             "auto": None if self.quicker is None else self.quicker.as_data(),
             "warnings": list(self.warnings),
-            "notes": list(self.notes),
+            "notes": [*self.turns, *self.notes],
         }
 
     def devices(self) -> dict[str, Fullest]:

@@ -129,9 +129,11 @@ def _ways(
     """The ways in which one group computes a component together under the mode that was asked for."""
     if load.asked.shares and len(load.asked.shares) != len(devices):
         return
-    work = _work(load, devices)
+    work = _work(load, devices, machine)
     if isinstance(work, Work):
         for residency in residencies(load, devices, machine.host):
+            if load.takes_turns and residency is not Residency.DEVICE:
+                continue
             if load.asked.residency is None and residency not in places:
                 continue
             if load.asked.mode == "row" and residency is not Residency.DEVICE:
@@ -157,7 +159,7 @@ def why_no_group(
     groups = groups_of(machine, budgets) if groups is None else groups
     if next(group_options(load, machine, budgets, groups, places), None) is not None:
         return ""
-    works = [(devices, _work(load, devices)) for devices in groups]
+    works = [(devices, _work(load, devices, machine)) for devices in groups]
     if not works:
         return "there are no two devices of one kind"
     rooms = [(devices, work) for devices, work in works if isinstance(work, Work)]
@@ -181,10 +183,21 @@ def why_no_mode(load: Load) -> str:
     return "its sizes are dynamic" if any(program.symbols for program, _ in load.work.calls) else ""
 
 
-def _work(load: Load, devices: Sequence[Device]) -> Work | NotPossible:
+def _work(load: Load, devices: Sequence[Device], machine: Machine) -> Work | NotPossible:
     if load.work is None:
         return NotPossible(load.asked.mode, _BY_PARTS)
-    return load.work.over(devices)
+    return _in_turns(load, devices, machine) if load.takes_turns else load.work.over(devices)
+
+
+def _in_turns(load: Load, devices: Sequence[Device], machine: Machine) -> Work | NotPossible:
+    """What a component takes of which each device holds all, and whose calls take turns."""
+    count = len(devices)
+    if count > load.parts:
+        return NotPossible(load.asked.mode, f"{load.parts} calls of it are independent of each other")
+    chain, times = load.called(False)
+    slowest = max(chain.seconds(machine.speeds[device]) for device in devices)
+    rounds = times / load.parts * -(-load.parts // count)
+    return Work(rounds * slowest, (chain.nbytes,) * count, (chain.live,) * count, chain.nbytes)
 
 
 def _find(

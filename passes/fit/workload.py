@@ -83,7 +83,8 @@ class Load:
     ``nbytes`` are all its weights, with those that no call reads; ``in_files`` says whether they may rest on disk.
     ``phase`` is the part of the pipeline's call in which it works; what is brought for a phase leaves with it.
     ``more`` bytes than the chain knows of are alive on devices, as lowering has found. ``work`` says what it takes
-    where a group of devices computes it together, if a mode was asked for in which they do.
+    where a group of devices computes it together, if a mode was asked for in which they do. So many calls of it are
+    independent of each other as it has guidance ``parts``.
     """
 
     name: str
@@ -96,7 +97,13 @@ class Load:
     asked: Asked = field(default_factory=Asked)
     in_files: bool = True
     more: Mapping[Device, int] = field(default_factory=dict, hash=False)
+    parts: int = 1
     work: GroupWork | None = field(default=None, hash=False, compare=False)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether devices of a group hold it whole, and its calls take turns."""
+        return self.asked.mode == "batch" and self.parts > 1 and not self.asked.shares and self.work is not None
 
     @property
     def unread(self) -> int:

@@ -166,12 +166,19 @@ def _facts(way: Strategy) -> object:
     return way.results, frozenset(way.operands.items())
 
 
+def picture_count(program: Program) -> int:
+    """How many pictures the inputs of a program are of; 1 where that is not known."""
+    shapes = [tensors_of(node)[0].shape for node in program.inputs() if tensors_of(node)]
+    firsts = Counter(shape[0] for shape in shapes if len(shape) > 1)
+    ((size, _),) = firsts.most_common(1) or [(1, 0)]
+    return size if isinstance(size, int) else 1
+
+
 def _batch(program: Program, group: Group) -> tuple[int, dict[Node, list[Split]]]:
     """How many pictures the inputs are of, and the states in which they are split by these."""
-    sizes = {node: tensors_of(node)[0].shape for node in program.inputs() if tensors_of(node)}
-    firsts = Counter(shape[0] for shape in sizes.values() if len(shape) > 1)
-    ((size, _),) = firsts.most_common(1) or [(1, 0)]
-    if not isinstance(size, int) or size < 2:
+    size = picture_count(program)
+    if size < 2:
         return 1, {}
+    sizes = {node: tensors_of(node)[0].shape for node in program.inputs() if tensors_of(node)}
     state = Split(0, (cut_in_units(size, group.shares),))
     return size, {node: [state] for node, shape in sizes.items() if shape and shape[0] == size}

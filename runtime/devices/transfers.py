@@ -103,6 +103,20 @@ def start_copy(value: torch.Tensor, target: torch.device, into: torch.Tensor | N
     return _send(value, here, there, into=into)
 
 
+def start_snapshot(value: torch.Tensor, target: torch.device) -> Arrival:
+    """Starts to copy a value to a device, also if it is there, with its size and strides; it may be written at once.
+
+    What is on the current stream of its device waits until the copy has read it; the host waits for a copy from it.
+    """
+    here = accelerator_of(value.device)
+    if value.device != target:
+        coming = start_copy(value, target)
+        coming.settle() if here.is_host else fence(coming.done, value.device)
+        return coming
+    copied = _copy(value, here, here)
+    return Arrival(copied, here, here.record(here.current_stream()))
+
+
 def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A tensor on a device, to be used on the current stream: detached, or itself where it is there already.
 

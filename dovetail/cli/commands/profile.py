@@ -77,11 +77,12 @@ def _write_profile(file: Path, recording: Recording, pipe: Any) -> None:
     from ..output.results import json_text, put
 
     names = {
-        made.program: component.name if str(call) == "forward" else f"{component.name}.{str(call).lstrip('_')}"
+        one.program: component.name if str(call) == "forward" else f"{component.name}.{str(call).lstrip('_')}"
         for component in pipe.dovetail.components.values()
         for call in component.calls
         for made in call.programs.values()
         if isinstance(made, CompiledModule)
+        for one in made.each
     }
     put(json_text(trace_of(slices_of(recording, names, speeds_rehearsed(pipe.dovetail.rig))), 2), file)
 

@@ -204,6 +204,15 @@ class AssignedWeights:
         self._slots |= Counter({device.name: sum(sizes) for device, sizes in slot_bytes(program).items()})
 
     @locked
+    def note_copies(self, module: nn.Module, program: Program) -> None:
+        """Counts the weights of a program that another device has whole beside those on their own."""
+        held = {weight.name: one for weight, one in self.held(module, program)}
+        for weight, home in pieces(program).values():
+            one = held.get(weight.whole)
+            if one is not None and self.place(one).home != home:
+                self._slices[one, weight.which, home.name] = weight.nbytes
+
+    @locked
     def assign(self, assignment: Mapping[StoredWeight, Assigned], *, staged: bool = True) -> None:
         """Settles what weights get, and brings none there; one that is sliced has no home of its own.
 

@@ -25,7 +25,7 @@ def _who_decided(account: Account, part: Part) -> str:
     Of a part that is not split as was asked, that it is not.
     """
     asked, mode = account.modes.get(part.call.component, "layer"), split_mode_of(part.call.program)
-    if asked not in ("layer", mode):
+    if asked not in ("layer", mode) and not part.call.copied:
         return f"In place of split mode {asked}, which is not possible here"
     if account.searched is None:
         return "As asked"

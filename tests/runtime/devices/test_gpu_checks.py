@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -70,6 +71,21 @@ def test_bits_of_devices_together_are_compared_with_float64(monkeypatch: pytest.
     monkeypatch.setattr(gpu_mode_checks, "result", lambda *given: right(*given) + 1e-5)
     with pytest.raises(AssertionError, match=r"error .*one card's"):
         gpu_mode_checks.near_float64("tensor", ["sim0", "sim1"])
+
+
+@pytest.mark.slow
+def test_guidance_parts_on_two_cards_are_compared_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "parts on sim0 and sim1: the same bits" in gpu_mode_checks.guidance_in_turns(["sim0", "sim1"])
+    right, count = gpu_mode_checks.paint, [0]
+
+    def other(*given: Any) -> torch.Tensor:
+        count[0] += 1
+        found: torch.Tensor = right(*given)
+        return found + (count[0] == 5)
+
+    monkeypatch.setattr(gpu_mode_checks, "paint", other)
+    with pytest.raises(AssertionError, match="other bits than on one card"):
+        gpu_mode_checks.guidance_in_turns(["sim0", "sim1"])
 
 
 def test_something_is_done_before_each_operation_on_its_devices() -> None:

@@ -1,0 +1,89 @@
+"""Makes programs whose calls take turns: one a device, each of which has the component whole."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from torch import nn
+
+from ..compiler.devices.device import Device
+from ..compiler.devices.rig import Rig
+from ..compiler.errors import DoesNotFitError
+from ..compiler.ir.program import Program, tensors_of
+from ..components.alternating import Alternating
+from ..components.compiled import CompiledModule
+from ..components.decisions import Decisions
+from ..components.dry import DryRun
+from ..passes.infra.base import Pass
+from ..passes.infra.manager import PassManager
+from ..passes.states.modes import picture_count
+from .lowerings import Lowerings
+
+logger = logging.getLogger(__name__)
+
+
+def may_alternate(decided: Decisions, traced: Program) -> bool:
+    """Whether calls of a program are to take turns: they do in the pipeline, and are of one picture each."""
+    results = traced.output.all_input_nodes
+    is_of_tensors = all(len(tensors_of(node)) == 1 for node in results)
+    stays = not traced.residency and not traced.symbols
+    is_asked = decided.plan.takes_turns and len(decided.devices) > 1 and decided.parts > 1
+    return is_asked and stays and is_of_tensors and picture_count(traced) < 2
+
+
+def takes_turns(decided: Decisions, run: DryRun) -> bool:
+    """Whether calls of a component may take turns in a call of the pipeline that was made dry."""
+    several = len(decided.devices) > 1 and run.parts_of(decided.component) > 1
+    return decided.plan.takes_turns and several and decided.parts > 0
+
+
+def kept_apart(decided: Decisions, run: DryRun, programs: Sequence[CompiledModule]) -> str:
+    """Why calls of a component run one after another that could go on at the same time, in words; else nothing."""
+    plan, several = decided.plan, len(decided.devices) > 1 and run.parts_of(decided.component) > 1
+    is_split = any(isinstance(one, Alternating) or one.program.is_grouped for one in programs)
+    if plan.mode != "batch" or not several or is_split:
+        return ""
+    return plan.kept_apart or "not each device has room for all of it, or passes or a plan place it otherwise"
+
+
+def lowered_whole(
+    traced: Program, devices: Sequence[Device], steps: Sequence[Pass], lowerings: Lowerings
+) -> list[Program] | None:
+    """A trace lowered for each device alone; None where one has no room for all of it, which is said.
+
+    The inputs are there: a call that is launched has copies of its own.
+    """
+    try:
+        return [_lowered_on(traced, device, steps, lowerings) for device in devices]
+    except DoesNotFitError as error:
+        logger.warning(
+            "%s is placed by layers, and its calls do not take turns: each device would hold it whole: %s",
+            traced.name, str(error),
+        )  # fmt: skip
+    return None
+
+
+def _lowered_on(traced: Program, device: Device, steps: Sequence[Pass], lowerings: Lowerings) -> Program:
+    rig, home, given = traced.rig, traced.home, traced.given
+    try:
+        traced.rig = rig.only([device])
+        traced.home = {name: there for name, there in home.items() if there == device}
+        traced.given = frozenset(range(len(traced.signature.tensors)))
+        return lowerings.of(traced, (tuple(steps), "alone"), lambda program: PassManager(steps).run(program))
+    finally:
+        traced.rig, traced.home, traced.given = rig, home, given
+
+
+def alternating(
+    decided: Decisions, traced: Program, module: nn.Module, programs: Sequence[Program], rig: Rig
+) -> Alternating:
+    """The program of a call over these of each device, whose weights are counted on all of them."""
+    first, *others = programs
+    decided.assigned.note(module, first, planning=True)
+    for one in others:
+        decided.assigned.note_copies(module, one)
+    view = decided.component.view
+    return Alternating(
+        [CompiledModule(one, rig, view.of_program(module, one), traced) for one in programs], rig, traced
+    )
