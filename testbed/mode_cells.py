@@ -51,6 +51,7 @@ from dovetail.runtime import sim
 from dovetail.runtime.executor import Executor
 from dovetail.runtime.store.program_weights import ProgramWeights
 
+from .exact import InFloat64
 from .sharing import Share, slow_group
 from .zoo.everything import TINY
 from .zoo.larger import larger, sides_taken
@@ -128,7 +129,8 @@ def subject_of(name: str, dtype: str, sides: tuple[int, int] | None) -> Subject:
     module, _ = TINY[name].make(DTYPES[dtype])
     calls = [larger(name, sides, DTYPES[dtype], seed) for seed in SEEDS]
     double = copy.deepcopy(module).double()
-    exact = [_joined(_run(double, pytree.tree_map(_doubled, call))) for call in calls]
+    with InFloat64():
+        exact = [_joined(_run(double, pytree.tree_map(_doubled, call))) for call in calls]
     eager = [_run(module, call) for call in calls]
     return Subject(module, calls, exact, eager, trace(module, (), calls[0]))
 
