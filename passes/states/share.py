@@ -26,6 +26,7 @@ from ...compiler.ir.value import TensorType, Value, filled_stride, flat, relocat
 from ...compiler.states.parts import members, terms_meet
 from ...compiler.states.strategy import Strategy, strategy
 from ...compiler.states.table import rule_of, tells_all
+from .padding import pad_borders
 from .shares import parts_of_sum, state_of_sum
 
 Choose = Callable[[Node], Strategy | None]
@@ -39,6 +40,7 @@ def share(program: Program, choose: Choose) -> int:
         sharing.take(node, choose)
     for value in program.output.all_input_nodes:
         sharing.give(program.output, value, WHOLE)
+    pad_borders(program)
     return sharing.count
 
 
