@@ -46,12 +46,19 @@ def _bring_before(program: Program, node: Node, storages: Iterator[int]) -> None
     assert isinstance(state, Halo)
     within = before_padding(padded, state)
     assert within is not None
-    with program.graph.inserting_before(padded):
-        brought = program.graph.create_node("call_function", RESHARD, (x,), node.kwargs, f"{x.name}_resharded")
-    (kind,) = tensors_of(x)
-    brought.meta = {**node.meta, "value": replace(kind, stride=filled_stride(kind), storage=next(storages))}
-    place_node(brought, group=place.group, states=((within,),))
+    known = (one for one in x.users if one.target is RESHARD and state_of(one) == within)
+    brought = next(known, None) or _brought(program, x, node, within, next(storages))
     padded.replace_input_with(x, brought)
     place_node(padded, group=place.group, states=(states_of(node),))
     node.replace_all_uses_with(padded)
     program.graph.erase_node(node)
+
+
+def _brought(program: Program, x: Node, like: Node, state: Halo, storage: int) -> Node:
+    """What is padded, with a border, directly behind what makes it."""
+    with program.graph.inserting_after(x):
+        found = program.graph.create_node("call_function", RESHARD, (x,), like.kwargs, f"{x.name}_resharded")
+    (kind,) = tensors_of(x)
+    found.meta = {**like.meta, "value": replace(kind, stride=filled_stride(kind), storage=storage)}
+    place_node(found, group=placement_of(like).group, states=((state,),))
+    return found
