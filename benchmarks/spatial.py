@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from testbed.exact import InFloat64
 from testbed.spatial import DECODERS, enlarged, run, split
 
 SHARES = ((1, 1), (1, 1, 1, 1))
@@ -39,7 +40,8 @@ def rows(name: str, sides: tuple[int, int], every: Sequence[tuple[int, ...]]) ->
     module, call = enlarged(name, torch.float32, sides)
     wide, wide_call = enlarged(name, torch.float64, sides)
     wide.load_state_dict(module.state_dict())
-    exact = called(wide, {**wide_call, **{key: _wide(value) for key, value in call.items()}})
+    with InFloat64():
+        exact = called(wide, {**wide_call, **{key: _wide(value) for key, value in call.items()}})
     eager = called(module, call)
     alone = run(module, call, split(module, call, (1,)))
     for shares in every:

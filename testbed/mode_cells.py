@@ -40,8 +40,8 @@ from dovetail.passes.rewrites.simplify import Simplify
 from dovetail.passes.simulate.memory import simulate
 from dovetail.passes.states.candidates import QUERIES
 from dovetail.passes.states.exactness import KEEPING, keeps_bits
+from dovetail.passes.states.forms import put_in_form
 from dovetail.passes.states.modes import MODES, posed
-from dovetail.passes.states.narrowing import narrow
 from dovetail.passes.states.problem import HEAVY
 from dovetail.passes.states.share import Choose
 from dovetail.passes.states.shares import cut_in_units
@@ -51,6 +51,7 @@ from dovetail.runtime import sim
 from dovetail.runtime.executor import Executor
 from dovetail.runtime.store.program_weights import ProgramWeights
 
+from .exact import InFloat64
 from .sharing import Share, slow_group
 from .zoo.everything import TINY
 from .zoo.larger import larger, sides_taken
@@ -128,7 +129,8 @@ def subject_of(name: str, dtype: str, sides: tuple[int, int] | None) -> Subject:
     module, _ = TINY[name].make(DTYPES[dtype])
     calls = [larger(name, sides, DTYPES[dtype], seed) for seed in SEEDS]
     double = copy.deepcopy(module).double()
-    exact = [_joined(_run(double, pytree.tree_map(_doubled, call))) for call in calls]
+    with InFloat64():
+        exact = [_joined(_run(double, pytree.tree_map(_doubled, call))) for call in calls]
     eager = [_run(module, call) for call in calls]
     return Subject(module, calls, exact, eager, trace(module, (), calls[0]))
 
@@ -179,7 +181,7 @@ def shared(traced: Program, cell: Cell) -> tuple[Program, Solution | NotPossible
         return found.strategies.get if isinstance(found, Solution) else lambda _: None
 
     Simplify().run(program)
-    narrow(program)
+    put_in_form(program)
     everything = {weight: Assigned(program.main) for weight in program.weights}
     steps = [
         Simplify(),
@@ -199,7 +201,7 @@ def _left_whole(traced: Program, cell: Cell) -> Iterator[str]:
     """The heavy operations of blocks that devices compute whole, though an axis has two units, and why."""
     program = traced.copy()
     Simplify().run(program)
-    narrow(program)
+    put_in_form(program)
     FindBlocks().run(program)
     devices = tuple(Device.named(f"sim{index}") for index in range(len(cell.shares)))
     group = slow_group(cell.shares, devices)

@@ -33,6 +33,7 @@ from dovetail.passes.batches.divide import micro_batches_of
 from dovetail.passes.states.states import split_mode_of
 from dovetail.runtime import sim
 
+from .exact import InFloat64
 from .pipelines.every_pipeline import EVERY_PIPELINE, result
 
 MODES = {"diffusion": ("tensor", "sequence", "batch"), "vae": ("spatial",)}
@@ -208,7 +209,7 @@ def _seen(pipe: Any, cell: Cell, call: Call, seeds: int) -> Iterator[Seen]:
         for method, (args, kwargs, eager) in _noted(pipe, module, call, seed).items():
             is_exact, exact = True, eager
             try:
-                with torch.no_grad():
+                with torch.no_grad(), InFloat64():
                     found = getattr(copy.deepcopy(double), method)(*_doubled(args), **_doubled(kwargs))
                 exact = tensors_in(found)
             except RuntimeError:  # some classes have a dtype in their code

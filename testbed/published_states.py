@@ -8,8 +8,7 @@ from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
 from dovetail.passes.rewrites.simplify import Simplify
 from dovetail.passes.states.exchanges import Group
-from dovetail.passes.states.interleaving import stack_turns
-from dovetail.passes.states.narrowing import narrow
+from dovetail.passes.states.forms import put_in_form
 
 from .zoo.meta import FullSize
 
@@ -19,8 +18,7 @@ def traced(entry: FullSize) -> Program:
     module, call = entry.make()
     program = trace(module, (), call)
     Simplify().run(program)
-    narrow(program)
-    stack_turns(program)
+    put_in_form(program)
     return program
 
 

@@ -105,9 +105,12 @@ def assembles(node: Node) -> bool:
 def is_late(program: Program, made: Node) -> bool:
     """Whether memory for what is put together is set aside when all its parts are made, not before.
 
-    It is where not the main device alone has it.
+    It is where not the main device alone has it, and where it is nothing but a result of all devices together, of which
+    the main one makes its part last.
     """
-    return placement_of(made).group != (program.main,)
+    if placement_of(made).group != (program.main,):
+        return True
+    return program.is_grouped and not program.is_sliced and all(one.op == "output" for one in made.users)
 
 
 def landings_of(transfer: Node, source: Device, target: Device) -> tuple[Landing, ...]:

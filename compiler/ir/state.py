@@ -81,8 +81,9 @@ class Split:
 class Halo:
     """Each device has one range of an axis, and those of several may overlap: what windows over the axis read.
 
-    Nothing computes a value in this state; a reshard brings it to what reads it so. Zeros stand beyond the ends of the
-    axis where windows reach there, so that an operation that pads needs to pad no more on any device.
+    A reshard brings it to what reads it so; nothing computes a value in this state but what pads other axes of one
+    that is. Zeros stand beyond the ends of the axis where windows reach there, so that an operation that pads needs to
+    pad no more on any device.
 
     Args:
         axis: the axis.

@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -104,3 +104,10 @@ def flat(value: Value) -> Iterator[TensorType]:
     elif value is not None:
         for item in value:
             yield from flat(item)
+
+
+def relocated(value: Value, moved: Mapping[int, int]) -> Value:
+    """The same that lies in other memory, where the number of its own is among those that have another now."""
+    if isinstance(value, TensorType):
+        return replace(value, storage=moved.get(value.storage, value.storage))
+    return None if value is None else tuple(relocated(one, moved) for one in value)

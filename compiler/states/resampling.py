@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 from torch.fx import Node
 
-from ..ir.state import Split
+from ..ir.slices import cover
+from ..ir.state import Halo, Parted, Split
 from .strategy import (
     Local,
     Offers,
@@ -68,6 +69,34 @@ def padded(node: Node, offers: Offers) -> Iterator[Strategy]:
                 offered.append(back)
     for state in dict.fromkeys(offered):
         yield strategy(_grown(state, pads[state.axis]), {x: state})
+    for border in offers(node):
+        if isinstance(border, Halo) and (within := before_padding(node, border)):
+            yield strategy(border, {x: within})
+
+
+def before_padding(node: Node, state: Halo) -> Halo | None:
+    """What devices have of the operand that have a border of its padded result, and pad it along other axes alone.
+
+    None where that is not to be had: of an operation that does not put zeros around, or where no border is needed.
+    """
+    if (
+        node.op != "call_function"
+        or name_of(node) not in PADDING
+        or argument(node, 2, "mode", "constant") != "constant"
+    ):
+        return None
+    pads, (x, *_) = pads_of(node), node.all_input_nodes
+    if argument(node, 3 if name_of(node) == "pad" else 2, "value") or min(min(one) for one in pads) < 0:
+        return None
+    (before, _), size, bounds, zeros = pads[state.axis], shape_of(x)[state.axis], [], []
+    for (start, stop), (lead, trail) in zip(state.bounds, state.zeros, strict=True):
+        begin, end = (min(max(one - before, 0), size) for one in (start, stop))
+        ahead = min(max(before - start, 0), stop - start)
+        bounds.append((begin, end))
+        zeros.append((lead + ahead, trail + stop - start - ahead - (end - begin)))
+    if cover(tuple(bounds), size) and not any(map(any, zeros)):
+        return None
+    return Halo(state.axis, tuple(bounds), tuple(zeros), size)
 
 
 def _can_pad(state: Split, pads: tuple[int, int], mode: str) -> bool:
@@ -99,14 +128,13 @@ def _grown(state: Split, pads: tuple[int, int]) -> Split:
 
 
 def local_pad(node: Node, chosen: Strategy, member: int) -> Local:
-    """A device pads the ends that it has."""
+    """A device pads the ends that it has, but for those that it was brought as zeros."""
     x, pads = node.args[0], pads_of(node)
     assert isinstance(x, Node)
     state = chosen.takes(x)
-    if not isinstance(state, Split) or not any(pads[state.axis]):
+    if not isinstance(state, Parted) or not any(pads[state.axis]):
         return own_call(node)
-    first, last = _ends(state)
-    before, after = pads[state.axis]
+    (first, last), (before, after) = (None, None) if isinstance(state, Halo) else _ends(state), pads[state.axis]
     pads[state.axis] = before if member == first else 0, after if member == last else 0
     count = len(argument(node, 1, "pad")) // 2
     flat = [one for axis in range(1, count + 1) for one in pads[-axis]]

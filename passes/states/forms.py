@@ -1,4 +1,4 @@
-"""The forms of a program in which states are solved for under a mode: norms taken apart, slices taken early.
+"""The forms of a program in which states are solved for under a mode: norms apart, slices early, no writes.
 
 What devices cannot share out as one operation they can as several. A form computes what the program does, but for the
 order in which numbers of a norm are added; so it is for programs that devices compute together, and for no others.
@@ -9,17 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ...compiler.ir.program import Program
+from .functionalize import functionalize
 from .group_statistics import take_group_norms_apart
 from .interleaving import stack_turns
 from .narrowing import narrow
 from .statistics import take_norms_apart
 
 
+def put_in_form(program: Program) -> None:
+    """Takes slices early, and has what is written yield new values, which changes no bit."""
+    narrow(program)
+    stack_turns(program)
+    functionalize(program)
+
+
 def narrowed(program: Program) -> Program:
-    """A copy of a program whose slices are taken early, as all forms have them."""
+    """A copy of a program put in form, as all forms are."""
     form = program.copy()
-    narrow(form)
-    stack_turns(form)
+    put_in_form(form)
     return form
 
 

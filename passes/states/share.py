@@ -9,7 +9,7 @@ wholes. Afterwards the graph says in which state each value is; what each device
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,10 +22,11 @@ from ...compiler.ir.program import HERE, Program, place_node, state_of, tensors_
 from ...compiler.ir.slices import bounds_of
 from ...compiler.ir.split import is_shared
 from ...compiler.ir.state import PARTIAL, WHOLE, Split, State, Whole
-from ...compiler.ir.value import TensorType, Value, filled_stride, flat
+from ...compiler.ir.value import TensorType, Value, filled_stride, flat, relocated
 from ...compiler.states.parts import members, terms_meet
 from ...compiler.states.strategy import Strategy, strategy
 from ...compiler.states.table import rule_of, tells_all
+from .padding import pad_borders
 from .shares import parts_of_sum, state_of_sum
 
 Choose = Callable[[Node], Strategy | None]
@@ -39,6 +40,7 @@ def share(program: Program, choose: Choose) -> int:
         sharing.take(node, choose)
     for value in program.output.all_input_nodes:
         sharing.give(program.output, value, WHOLE)
+    pad_borders(program)
     return sharing.count
 
 
@@ -178,14 +180,8 @@ class _Sharing:
             return
         old = [tensor.storage for tensor in flat(self.before.get(base, value_of(base)))]
         moved = dict(zip(old, [tensor.storage for tensor in tensors_of(base)], strict=True))
-        node.meta["value"] = _laid(value_of(node), moved)
+        node.meta["value"] = relocated(value_of(node), moved)
 
 
 def _is_item(node: Node) -> bool:
     return not isinstance(node.target, torch._ops.OpOverload) and bool(tensors_of(node))
-
-
-def _laid(value: Value, moved: Mapping[int, int]) -> Value:
-    if isinstance(value, TensorType):
-        return replace(value, storage=moved.get(value.storage, value.storage))
-    return None if value is None else tuple(_laid(one, moved) for one in value)

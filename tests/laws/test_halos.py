@@ -14,13 +14,18 @@ from torch.fx import Node
 from dovetail.compiler.errors import TextError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.boxes import landings, zeros
+from dovetail.compiler.ir.program import state_of
 from dovetail.compiler.ir.slices import bounds_of
 from dovetail.compiler.ir.state import WHOLE, Halo, Split, State
 from dovetail.compiler.states.strategy import Strategy, name_of
-from dovetail.compiler.states.table import strategies, tells_all
+from dovetail.compiler.states.table import local_call, strategies, tells_all
 from dovetail.compiler.states.windows import Window
+from dovetail.compiler.text.parser import parse_program
+from dovetail.compiler.text.printer import print_program
 from dovetail.compiler.text.tokens import Line
 from dovetail.compiler.text.weight_text import read_states
+from dovetail.passes.verify.deep import verify_deep
+from testbed.spatial import run, split
 
 from .parts import cut, is_near, run_in_parts, values_in
 
@@ -133,6 +138,54 @@ def test_convolutions_of_parts_with_their_borders_are_the_whole(
 @settings(max_examples=40)
 def test_what_is_padded_in_parts_is_the_whole(drawn: tuple[nn.Module, torch.Tensor], shares: tuple[int, ...]) -> None:
     assert expect_whole(*drawn, shares)
+
+
+@given(st.data(), st.integers(1, 3), st.sampled_from(SHARES))
+@settings(max_examples=40)
+def test_what_pads_a_border_yields_what_a_device_has_of_the_whole_with_its_border(
+    data: st.DataObject, axes: int, shares: tuple[int, ...]
+) -> None:
+    pads = data.draw(st.lists(st.integers(0, 2), min_size=2 * axes, max_size=2 * axes))
+    x, axis, extent = torch.rand(1, 2, *([6] * axes)), data.draw(st.integers(2, 1 + axes)), data.draw(st.integers(2, 4))
+    module = Of(lambda x: nn.functional.pad(x, pads))
+    program, whole = trace(module, (x,)), module(x)
+    (node,), (given_x,) = program.ops(), program.inputs()
+    around = data.draw(st.integers(0, extent - 1))
+    made = whole.shape[axis] + 2 * around - extent + 1
+    border = Window(whole.shape[axis], made, extent, 1, around).read(axis, bounds_of(made, shares))
+    for way in strategies(node, lambda one: [border] if one is node else []):
+        if way.results == (border,):
+            assert tells_all(node, way)
+            for member in range(len(shares)):
+                target, (_, *rest), kwargs = local_call(node, way, member)
+                found = target(cut(x, way.takes(given_x), member, 1), *rest, **kwargs)
+                assert torch.equal(found, cut(whole, border, member, 1))
+            break
+    else:
+        assert not isinstance(border, Halo) or not any(map(any, border.zeros)), "zeros are brought with the border"
+
+
+def test_a_border_is_brought_to_what_is_padded_and_less_is_sent() -> None:
+    weight = torch.rand(2, 2, 3, 3, 3)
+
+    def causal(x: torch.Tensor) -> torch.Tensor:
+        value = x.sigmoid()
+        between = value.exp()
+        return between + nn.functional.conv3d(nn.functional.pad(value, (1, 1, 1, 1, 2, 0)), weight)
+
+    x = torch.rand(1, 2, 1, 16, 8)
+    program = split(Of(causal), {"x": x}, (1, 1))
+    (pad,) = (node for node in program.ops() if name_of(node) == "pad")
+    assert isinstance(state_of(pad), Halo)
+    (found,) = (outcome := run(Of(causal), {"x": x}, program)).yielded
+    assert torch.allclose(found, causal(x))
+    row, half = 2 * 8 * 4, 2 * 8 * 8 * 4
+    assert outcome.sent == outcome.planned == half + 2 * row + half, (
+        "half of the picture, a row each way, and the result"
+    )
+    text = print_program(program)
+    assert print_program(parse_program(text)) == text
+    assert verify_deep(program) > 0
 
 
 @given(resamplings(), st.sampled_from(SHARES))

@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
 
+from testbed.exact import InFloat64
 from testbed.mode_cells import cells, judge
 from testbed.zoo.everything import TINY
 from tests.cases import drawn
@@ -17,6 +21,22 @@ OWN_PYTHON = {"CosmosTransformer3DModel"}
 
 NORMED = {"LuminaNextDiT2DModel"}
 """What takes the mean of a prompt's squares before any weight has a part in it: under `batch` that stays whole."""
+
+
+def test_a_reference_in_float64_is_not_rounded_where_its_module_casts_to_float32() -> None:
+    drawn = torch.Generator().manual_seed(SEED)
+    x, weight = (torch.randn(16, 16, dtype=torch.float64, generator=drawn) for _ in range(2))
+    of = nn.Parameter(weight)
+
+    def cast(narrow: torch.dtype) -> torch.Tensor:
+        scores = F.softmax((x @ of).to(narrow) @ of.to(narrow).t(), -1, dtype=narrow)
+        return F.layer_norm(scores.type(narrow), (16,)).sum(-1, dtype=narrow).to(x.dtype)
+
+    with torch.no_grad(), InFloat64():
+        assert torch.equal(cast(torch.float32), cast(torch.float64))
+        assert x.to(torch.float32).dtype == torch.float32, "what no weight has a part in is what eager makes of it"
+    with torch.no_grad():
+        assert not torch.equal(cast(torch.float32), cast(torch.float64))
 
 
 @pytest.mark.slow

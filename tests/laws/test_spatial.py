@@ -27,8 +27,6 @@ CELLS = [(name, shares) for name in DECODERS for shares in LEAST if (name, share
 ENCODERS = ["AutoencoderKL-encode", "AutoencoderKLWan-encode", "AutoencoderDC-encode"]
 NEAR = 1e-5
 """How far results may be off, as a part of the largest: some models compute in float32 inside."""
-SMALL = {"AutoencoderKLQwenImage-decode", "AutoencoderKLHunyuanVideo-decode"}
-"""Those of so few channels that the picture that all devices have in the end is not small beside what is computed."""
 
 
 @pytest.mark.parametrize(("name", "shares"), slow_but([QUICK], [QUICK, *drawn(CELLS, 4)]))
@@ -44,7 +42,7 @@ def test_a_decoder_that_is_split_in_space_is_the_whole_on_less_memory(name: str,
         assert torch.allclose(mine, theirs, rtol=0, atol=NEAR * max(1.0, theirs.abs().max().item()))
     assert found.measured == found.predicted
     assert found.sent == found.planned
-    assert max(found.measured) <= (0.75 if name in SMALL else LEAST[shares]) * max(alone.measured)
+    assert max(found.measured) <= LEAST[shares] * max(alone.measured)
     text = print_program(program)
     assert print_program(parse_program(text)) == text
     assert verify_deep(program) > 0
