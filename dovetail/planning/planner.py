@@ -151,6 +151,7 @@ class Planner:
         except BaseException:
             self.phases, self.spared, self.values, self.held, self._known = was
             raise
+        self.lowerings.keep(call.program for call in found.generation.calls)
         return None if is_empty else found.generation
 
     def _known_of(self, handle: Plannable, found: Lowered) -> Known:
