@@ -44,6 +44,7 @@ _TIMED = {
     "dovetail.pipelines.loading.saved": {"_build_all": "building", "_assemble": "building"},
     "dovetail.compiler.frontend.trace": {"trace": "tracing"},
     "dovetail.cache.traces": {"key_of": "key", "read": "reading the cache", "keep": "tracing"},
+    "dovetail.cache.programs": {"key_of": "key", "read": "reading the cache"},
     "dovetail.passes.infra.manager": {"PassManager.run": "passes"},
     "dovetail.passes.lowering.verification": {"verify": "verify"},
     "dovetail.components.compiled": {

@@ -7,15 +7,18 @@ reads on each of them what that device has of its operands; where it needs somet
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from torch.fx import Node
 
 from ..devices.device import Device
 from .boxes import Box, Landing, landings, zeros
 from .ops import RESHARD
-from .program import MOVING, Program, placement_of, state_of, states_of, value_of
-from .state import PARTIAL, Halo, Parted, State
+from .program import MOVING, Program, placement_of, state_of, value_of
+from .state import PARTIAL, Halo, Parted, State, States
 from .value import TensorType, Value, dense_stride, filled_stride, flat, ordered_stride
+
+_MANY = 2**15
 
 EARLY = "exchanges early"
 """The fact of a program that devices send parts as soon as these are made, and wait as late as they can."""
@@ -42,10 +45,16 @@ def share_of(node: Node, device: Device) -> float:
 
 def type_on(node: Node, device: Device) -> Value:
     """What a node yields on a device: its value, or the part of it that the device has."""
-    value, states = value_of(node), states_of(node)
-    if not any(isinstance(one, Parted) for one in states):
+    value, placement = value_of(node), placement_of(node)
+    if not placement.states or not any(isinstance(one[0], Parted) for one in placement.states):
         return value
-    return _part_of(value, iter(states), placement_of(node).group.index(device))
+    return _part_on(value, placement.states, placement.group.index(device))
+
+
+@lru_cache(_MANY)
+def _part_on(value: Value, states: tuple[States, ...], member: int) -> Value:
+    """The part of a value that a device of a group has, by its number: passes ask for that of a node many times."""
+    return _part_of(value, (one[0] for one in states), member)
 
 
 def _part_of(value: Value, states: Iterator[State], member: int) -> Value:

@@ -7,7 +7,8 @@ takes there of a weight, and arguments that differ, follow from what it yields a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 import torch
 from torch.fx import Node
@@ -17,7 +18,7 @@ from ..ir.program import MOVING, Program, device_of, placement_of, state_of, sta
 from ..ir.schedule import Lifetime, Load, Schedule
 from ..ir.split import assembles, bytes_sent, is_shared, landings_of, source_of, type_on
 from ..ir.staging import offsets
-from ..ir.state import PARTIAL, WHOLE, Parted, Split
+from ..ir.state import PARTIAL, WHOLE, Parted, Split, State, States
 from ..ir.value import flat
 from ..ir.weight import Weight
 from .strategy import Local, Strategy, name_of, own_call, takes_part
@@ -29,11 +30,21 @@ def members(program: Program, node: Node) -> tuple[Device, ...]:
 
     The main device comes after the others, which it keeps busy meanwhile; the host, which launches them all, last.
     """
-    group = placement_of(node).group
-    if len(group) < 2:
+    placement = placement_of(node)
+    if len(placement.group) < 2:
         return (device_of(node),)
-    having = _having(node, {})
-    return tuple(sorted(having, key=lambda device: (device.is_host, device == program.main)))
+    if not _is_term(node):
+        return _in_turn(placement.states, placement.group, program.main)
+    return _sorted(_having(node, {}), program.main)
+
+
+@lru_cache
+def _in_turn(states: tuple[States, ...], group: tuple[Device, ...], main: Device) -> tuple[Device, ...]:
+    return _sorted(_having_parts([one[0] for one in states], group), main)
+
+
+def _sorted(devices: Sequence[Device], main: Device) -> tuple[Device, ...]:
+    return tuple(sorted(devices, key=lambda device: (device.is_host, device == main)))
 
 
 def terms_meet(program: Program, chosen: Strategy) -> bool:
@@ -45,15 +56,20 @@ def terms_meet(program: Program, chosen: Strategy) -> bool:
 def _having(node: Node, known: dict[Node, tuple[Device, ...]]) -> tuple[Device, ...]:
     """The devices of a group that have something of a node's results; of a sum, a term. Each node is looked at once."""
     if node not in known:
-        states, group = states_of(node), placement_of(node).group
-        splits = [one for one in states if isinstance(one, Parted)]
-        if PARTIAL in states and node.target not in MOVING:
-            known[node] = _having_terms(node, known)
-        else:
-            known[node] = tuple(
-                one for at, one in enumerate(group) if not splits or any(state.length(at) for state in splits)
-            )
+        parts = states_of(node), placement_of(node).group
+        known[node] = _having_terms(node, known) if _is_term(node) else _having_parts(*parts)
     return known[node]
+
+
+def _is_term(node: Node) -> bool:
+    """Whether devices compute terms of what a node yields."""
+    return PARTIAL in states_of(node) and node.target not in MOVING
+
+
+def _having_parts(states: Sequence[State], group: Sequence[Device]) -> tuple[Device, ...]:
+    """Those that have an element of some result; all of them where none is split."""
+    splits = [one for one in states if isinstance(one, Parted)]
+    return tuple(one for at, one in enumerate(group) if not splits or any(state.length(at) for state in splits))
 
 
 def _having_terms(node: Node, known: dict[Node, tuple[Device, ...]]) -> tuple[Device, ...]:
@@ -188,12 +204,14 @@ def crossing_bytes(program: Program) -> int:
     return sum(nbytes for transfer in program.transfers() for _, _, nbytes in sent(program, transfer))
 
 
-def slot_bytes(program: Program, schedule: Schedule | None = None) -> dict[Device, list[int]]:
+def slot_bytes(
+    program: Program, schedule: Schedule | None = None, known: Mapping[str, tuple[Weight, Device]] | None = None
+) -> dict[Device, list[int]]:
     """The bytes of each slot of each device that is filled again and again: those of the largest load that lands there.
 
-    The schedule is that of the program, or another one over its weights.
+    The schedule is that of the program, or another one over its weights; ``known`` are its pieces, where they are.
     """
-    known = pieces(program)
+    known = pieces(program) if known is None else known
     found: dict[Device, dict[int, int]] = defaultdict(dict)
     for one in schedule or program.schedule or ():
         if isinstance(one, Load) and one.lifetime is Lifetime.STAGE:

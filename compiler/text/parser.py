@@ -50,21 +50,22 @@ def parse_program(text: str) -> Program:
     Raises ProgramTextError, which names the line, for text that is not a program.
     """
     reader = _Reader()
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            with _refusing(f"line {number} is not part of a program: {line.strip()[:120]!r}"):
+    number, line = 0, ""
+    with _refusing(lambda: f"line {number} is not part of a program: {line.strip()[:120]!r}"):
+        for number, line in enumerate(text.split("\n"), 1):  # noqa: B007
+            if line.strip():
                 reader.read(line)
-    with _refusing("the text is no program"):
+    with _refusing(lambda: "the text is no program"):
         return reader.finish()
 
 
 @contextmanager
-def _refusing(problem: str) -> Iterator[None]:
+def _refusing(problem: Callable[[], str]) -> Iterator[None]:
     """Turns whatever a text breaks into one error: a file may be anything."""
     try:
         yield
     except Exception as error:
-        raise ProgramTextError(clipped(f"{problem}: {in_our_words(error)}")) from error
+        raise ProgramTextError(clipped(f"{problem()}: {in_our_words(error)}")) from error
 
 
 @dataclass
@@ -243,6 +244,18 @@ class _Reader:
 
     def _annotate(self, node: Node, line: Line) -> None:
         """Placement and origin, as far as the line has them."""
+        if line.peek() != "//":
+            self._place(node, line)
+        if line.accept("over") and (not overwrites(node) or line.take() != f"%{node.args[0]}"):
+            raise TextError(f"%{node.name} does not lie in the memory that it is said to be computed over")
+        if line.accept("//"):
+            if node.op == "call_function":
+                node.meta["origin"] = _origin(line.text[line.position + 1 :])
+        elif line.rest():
+            raise TextError(f"unexpected {line.rest()!r}")
+
+    def _place(self, node: Node, line: Line) -> None:
+        """Placement, as far as the line has it."""
         group = self._group(node, line) if line.accept("@") else ()
         device = group[0] if group else None
         segment = line.count() if device and line.accept("#") else None
@@ -259,13 +272,6 @@ class _Reader:
             node.meta["placement"] = Placement(group, segment, weights, states, part)
         elif states or part is not None:
             node.meta["placement"] = Placement(group, states=states, part=part)
-        if line.accept("over") and (not overwrites(node) or line.take() != f"%{node.args[0]}"):
-            raise TextError(f"%{node.name} does not lie in the memory that it is said to be computed over")
-        if line.accept("//"):
-            if node.op == "call_function":
-                node.meta["origin"] = _origin(line.text[line.position + 1 :])
-        elif line.rest():
-            raise TextError(f"unexpected {line.rest()!r}")
 
     def _group(self, node: Node, line: Line) -> tuple[Device, ...]:
         """The devices behind an @, with a + between them."""

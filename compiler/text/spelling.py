@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -91,6 +92,7 @@ def show_plain(text: str, last: bool = False) -> str:
     return shown if last else shown.replace(":", "\\u003a")
 
 
+@lru_cache(4096)
 def read_plain(shown: str) -> str:
     """The text that ``show_plain`` wrote; raises TextError for any other."""
     try:

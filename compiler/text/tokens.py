@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -22,6 +23,7 @@ _TOKEN = re.compile(
     r'\s*(%[A-Za-z_]\w*|"(?:[^"\\]|\\.)*"|-?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+)|[A-Za-z_][\w.]*|//|[^\s\w])',
     re.ASCII,
 )
+_TENSOR = re.compile(r"\s*([a-z]\w*\[[0-9, ]*\](?:\([0-9, ]*\))?)~([0-9]{1,18})(?![\w.])", re.ASCII)
 _NUMBER = re.compile(r"-?(?:[0-9]+\.?[0-9]*(?:e[-+]?[0-9]+)?|\.[0-9]+)")
 _DEEPEST = 32
 _MOST_SIZES = 64  # as in PyTorch
@@ -54,9 +56,10 @@ class Line:
 
     def accept(self, token: str) -> bool:
         """Takes the next token if it is the one given, and says whether it was."""
-        if self.peek() != token:
+        match = _TOKEN.match(self.text, self.position)
+        if not match or match[1] != token:
             return False
-        self.take()
+        self.position = match.end()
         return True
 
     def rest(self) -> str:
@@ -71,7 +74,7 @@ class Line:
         found = []
         while not self.accept(close):
             found.append(item())
-            if self.peek() != close:
+            if not self.accept(",") and self.peek() != close:
                 self.take(",")
         self.depth -= 1
         return found
@@ -97,16 +100,19 @@ class Line:
 
     def keyword(self, nodes: Mapping[str, Node]) -> tuple[str, Any]:
         """An argument with its name, which is empty for one given by position."""
-        start = self.position
         word = self.take()
         if word.isidentifier() and self.accept("="):
             return word, self.argument(nodes)
-        self.position = start
-        return "", self.argument(nodes)
+        return "", self._argument(word, nodes)
 
     def argument(self, nodes: Mapping[str, Node]) -> Any:
         """An argument as ``show_argument`` writes it."""
-        token = self.take()
+        return self._argument(self.take(), nodes)
+
+    def _argument(self, token: str, nodes: Mapping[str, Node]) -> Any:
+        """An argument that begins with a token."""
+        if token.startswith("%") and token[1:] in nodes:
+            return nodes[token[1:]]
         if token == "[":
             return self.items("]", lambda: self.argument(nodes))
         if token == "(":
@@ -146,10 +152,17 @@ class Line:
 
     def value(self, symbols: Mapping[str, int]) -> Value:
         """A type as ``show_value`` writes it."""
+        match = _TENSOR.match(self.text, self.position)
+        if match:  # as most are; of equal blocks they are equal but for the memory
+            self.position, kind = match.end(), _kind_of(match[1])
+            return TensorType(kind.shape, kind.dtype, kind.stride, int(match[2]))
         if self.accept("number"):
             return None
         if self.accept("("):
             return tuple(self.items(")", lambda: self.value(symbols)))
+        return self._tensor(symbols)
+
+    def _tensor(self, symbols: Mapping[str, int]) -> TensorType:
         shape, dtype = self.numbers()
         stride = self._sizes(")") if self.accept("(") else implied_stride(shape)
         self.take("~")
@@ -183,6 +196,12 @@ class Line:
                 return tuple(_size(text) for text in texts if text or len(texts) > 1)
             depth += (letter == "(") - (letter == ")")
         raise TextError(f"expected {close}, found the end")
+
+
+@lru_cache(1024)
+def _kind_of(text: str) -> TensorType:
+    """The type of a tensor of fixed sizes by its text, in any memory."""
+    return Line(f"{text}~0")._tensor({})
 
 
 def known(table: Mapping[_K, _T], word: _K, problem: str) -> _T:

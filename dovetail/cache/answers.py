@@ -16,6 +16,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from importlib.util import find_spec
@@ -28,6 +29,7 @@ from .surroundings import surroundings
 from .trust import doubt
 
 logger = logging.getLogger(__name__)
+_ours = logging.getLogger(__name__.partition(".")[0])
 
 _LIBRARIES = ("diffusers", "transformers", "peft", "accelerate")
 _PREFIXES = ("DOVETAIL_", "HF_", "CUDA_", "OMP_", "MKL_")
@@ -72,10 +74,27 @@ def key_of(asked: object, places: Iterable[Path], files: Iterable[Path] = ()) ->
 
     Raises CannotBeKeptError for a value that has no content, and for places with code, or with too many files.
     """
-    around = [(name, value) for name, value in os.environ.items() if name.startswith(_PREFIXES)]
     stamps = [list(_of_model(place)) for place in places], [list(_beside(file)) for file in files]
-    told = plain(asked), stamps, _sources(), surroundings(), sorted(around)
+    told = plain(asked), stamps, _sources(), surroundings(), environment()
     return hashlib.blake2b(repr(told).encode(errors="surrogatepass"), digest_size=20).hexdigest()
+
+
+@contextmanager
+def warnings_noted() -> Iterator[list[tuple[str, str]]]:
+    """Collects what is warned of meanwhile, by the name of its logger."""
+    found: list[tuple[str, str]] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: found.append((record.name, record.getMessage()))  # type: ignore[method-assign]
+    _ours.addHandler(handler)
+    try:
+        yield found
+    finally:
+        _ours.removeHandler(handler)
+
+
+def environment() -> list[tuple[str, str]]:
+    """The environment variables that dovetail and libraries below it read, in order."""
+    return sorted((name, value) for name, value in os.environ.items() if name.startswith(_PREFIXES))
 
 
 def plain(value: object) -> object:
@@ -184,8 +203,13 @@ def _few(files: Iterable[str], place: Path) -> list[str]:
 
 def _sources() -> list[list[tuple[object, ...]]]:
     """The files of dovetail and of the libraries that have the models' code, each with its size and times."""
-    face = Path(__file__).parents[1]
-    own = [face / name if (face / name).is_dir() else face.parent / name for name in ("compiler", "passes", "runtime")]
     specs = (find_spec(name) for name in _LIBRARIES)
     places = [Path(spec.origin).parent for spec in specs if spec is not None and spec.origin]
-    return [[_stamp(file) for file in _files(place)] for place in (face, *own, *places)]
+    return [*own_sources(), *([_stamp(file) for file in _files(place)] for place in places)]
+
+
+def own_sources() -> list[list[tuple[object, ...]]]:
+    """The files of dovetail, each with its size and times."""
+    face = Path(__file__).parents[1]
+    own = [face / name if (face / name).is_dir() else face.parent / name for name in ("compiler", "passes", "runtime")]
+    return [[_stamp(file) for file in _files(place)] for place in (face, *own)]

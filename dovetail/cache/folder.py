@@ -12,13 +12,13 @@ from pathlib import Path
 from ..compiler.atomic_write import written_beside
 from ..compiler.errors import SpecError
 from ..compiler.units import parse_bytes
-from .head import NoEntry, open_entry, read_head, read_title
+from .head import ANSWERED, LOWERED, NoEntry, open_entry, read_head, read_title
 from .trust import doubt
 
 SWITCH, PLACE, SIZE = "DOVETAIL_CACHE", "DOVETAIL_CACHE_DIR", "DOVETAIL_CACHE_SIZE"
 """Environment variables: 0 switches the cache off; where it is; and how large it may grow."""
 
-TRACE, ANSWER = "trace", "answer"
+TRACE, ANSWER, PROGRAM = "trace", "answer", "program"
 """The kinds of entries, which are the endings of their files."""
 
 _SIZE, _EXAMPLE = "512MiB", "a number and a unit, such as 512MiB"
@@ -38,21 +38,23 @@ class Entry:
 
     @property
     def kind(self) -> str:
-        """Whether it is a TRACE or an ANSWER."""
+        """Whether it is a TRACE, an ANSWER or a PROGRAM."""
         return self.path.suffix.removeprefix(".")
 
 
 def name_of(entry: Entry) -> str:
-    """What an entry is of: the class that was traced, or the command that was answered; empty for a damaged one."""
+    """What an entry is of: the class that was traced or placed, or the command that was answered; empty if damaged."""
     try:
         with open_entry(entry.path) as file:
-            return read_head(file).name if entry.kind == TRACE else read_title(file)
+            if entry.kind == TRACE:
+                return read_head(file).name
+            return read_title(file, LOWERED if entry.kind == PROGRAM else ANSWERED)
     except (OSError, NoEntry):
         return ""
 
 
 def is_on() -> bool:
-    """Whether traces and answers are kept and taken."""
+    """Whether traces, programs and answers are kept and taken."""
     return os.environ.get(SWITCH, "1") not in ("0", "no", "off", "false")
 
 
@@ -143,7 +145,7 @@ def _make(folder: Path) -> None:
 
 def _files(name: re.Pattern[str]) -> Iterator[Path]:
     """The files of ours whose names are of a form; what else lies in the folder is somebody's own."""
-    for kind in (TRACE, ANSWER):
+    for kind in (TRACE, ANSWER, PROGRAM):
         yield from (one for one in place().glob(f"*.{kind}") if name.fullmatch(one.stem) and one.is_file())
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 _FORM = b"dovetail trace 3\n"
-ANSWERED = b"dovetail answer 1\n"
+ANSWERED, LOWERED = b"dovetail answer 1\n", b"dovetail program 1\n"
 _LONGEST = 4096
 
 
@@ -42,9 +42,9 @@ def open_entry(path: Path) -> BinaryIO:
     return file
 
 
-def read_title(file: BinaryIO) -> str:
-    """What the second line of an answer says that it is of; the file stands behind it then. Raises NoEntry."""
-    if file.readline(len(ANSWERED)) != ANSWERED:
+def read_title(file: BinaryIO, form: bytes = ANSWERED) -> str:
+    """What the second line of an entry of a form says that it is of; the file stands behind it then. Raises NoEntry."""
+    if file.readline(len(form)) != form:
         raise NoEntry("it is of another form")
     try:
         return file.readline(_LONGEST).decode().removesuffix("\n")

@@ -11,10 +11,11 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -39,6 +40,7 @@ Named = Mapping[str, Path]
 
 _writers: set[threading.Thread] = set()
 _told: set[str] = set()
+_keys: WeakKeyDictionary[Program, str] = WeakKeyDictionary()
 _collecting: ContextVar[dict[Program, bytes] | None] = ContextVar("dovetail collecting", default=None)
 
 
@@ -93,8 +95,15 @@ def _trace(
         most = most if before == sources() else 0
         if most or _collecting.get() is not None:
             keep(key, program, most)
+    if most:
+        _keys[program] = key.full
     _tell_of_ways(program)
     return program
+
+
+def key_of_trace(program: Program) -> str:
+    """The key of a program that was traced or read, as long as it may be kept on disk; else nothing."""
+    return _keys.get(program, "")
 
 
 def read(key: Key, module: nn.Module) -> tuple[Program, list[bytes]] | None:
@@ -125,10 +134,15 @@ def keep(key: Key, program: Program, most: int) -> None:
         return
     _collect(program, parts)
     if sum(map(len, parts)) <= most:
-        writer = threading.Thread(target=_write, args=(key.full, parts, most), name="dovetail-cache")
-        writer.start()
-        _writers.difference_update([one for one in list(_writers) if not one.is_alive()])
-        _writers.add(writer)  # which others may wait for, and so must have started
+        in_background(_write, key.full, parts, most)
+
+
+def in_background(write: Callable[..., None], *given: Any) -> None:
+    """Has something be written in a thread of its own, which the end of the process waits for."""
+    writer = threading.Thread(target=write, args=given, name="dovetail-cache")
+    writer.start()
+    _writers.difference_update([one for one in list(_writers) if not one.is_alive()])
+    _writers.add(writer)  # which others may wait for, and so must have started
 
 
 def _collect(program: Program, parts: list[bytes]) -> None:

@@ -39,6 +39,11 @@ def untold(request: Request, roles: Roles) -> list[str]:
     ]
 
 
+def is_searched(request: Request, roles: Roles) -> bool:
+    """Whether something is looked for where a request does not fit as it names devices."""
+    return bool(untold(request, roles)) or may_be_searched(request, roles)
+
+
 def eased(request: Request, roles: Roles) -> Request:
     """The request in which weights rest where that is found to fit, as far as it was not said where they rest."""
     return resting(request, dict.fromkeys(untold(request, roles), AUTO))

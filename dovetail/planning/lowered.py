@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ..compiler.errors import DoesNotFitError
@@ -64,6 +64,31 @@ def _in_orders(handle: Plannable, run: DryRun, base: Draft) -> Lowered | DoesNot
 
 def _lowered(handle: Plannable, run: DryRun, draft: Draft, calls: Sequence[DryCall]) -> Lowered | DoesNotFitError:
     """Does that in an order, in a draft of its own."""
+    refused = _refusal(handle, run, draft, calls)
+    if refused is not None:
+        return refused
+    generation = _generation(handle, run, draft)
+    refused = generation.refusal()
+    if refused is not None:
+        return refused
+    for one in run.calls.values():
+        draft.add_held(one.component.name, held_in(run, (one.call, one.key), handle.rig, draft.main))
+    return Lowered(draft, generation, run)
+
+
+def refusal_without(handle: Plannable, run: DryRun, base: Draft, names: Collection[str]) -> DoesNotFitError | None:
+    """The first refusal where calls of a dry run fit in no order though those of some components are left out."""
+    calls = [
+        one
+        for key, one in run.calls.items()
+        if one.component.name not in names and base.decided[one.component.name].program_of(*key) is None
+    ]
+    refusals = [_refusal(handle, run, base.copy(), order) for order in _orders(calls, base)]
+    return None if None in refusals else refusals[0]
+
+
+def _refusal(handle: Plannable, run: DryRun, draft: Draft, calls: Sequence[DryCall]) -> DoesNotFitError | None:
+    """The refusal of the first program that does not fit, of calls that are lowered into a draft in an order."""
     draft.is_lowering = True
     alone = ""
     try:
@@ -76,13 +101,7 @@ def _lowered(handle: Plannable, run: DryRun, draft: Draft, calls: Sequence[DryCa
         return error.as_value()
     finally:
         draft.is_lowering, draft.now = False, None
-    generation = _generation(handle, run, draft)
-    refused = generation.refusal()
-    if refused is not None:
-        return refused
-    for one in run.calls.values():
-        draft.add_held(one.component.name, held_in(run, (one.call, one.key), handle.rig, draft.main))
-    return Lowered(draft, generation, run)
+    return None
 
 
 def _finish(handle: Plannable, run: DryRun, draft: Draft, one: DryCall) -> None:

@@ -15,7 +15,7 @@ from ..compiler.spec.residency import Residency
 from ..components.dry import DryRun
 from ..conventions.request import Request
 from ..fitting.decide import Decision, speeds_here
-from ..fitting.eased import elsewhere, first_that_fits
+from ..fitting.eased import elsewhere, first_that_fits, is_searched
 from ..fitting.fitted import calls_of, fitted, members_of
 from ..fitting.refused import Tried
 from ..passes.fit.ways_out import Outcome
@@ -24,7 +24,7 @@ from ..progress.phases import SEARCHING, phase
 from ..progress.refusals import tell_refusal
 from .draft import Draft
 from .foreseen import called_in
-from .lowered import Lowered, lowered
+from .lowered import Lowered, lowered, refusal_without
 from .plannable import Plannable
 from .quicker import TILES, WORTH, InTiles, NotQuicker, is_quicker, slow_on_the_host, tell_of_quicker
 from .smaller import smaller_calls
@@ -93,6 +93,8 @@ class Making:
         found = self._apart(refused, self._base) or self._eased(refused)
         if found is not None or self._first is None:
             return found or refused
+        if self._would_tiles_fail(refused, self._first):
+            return self._explained(refused, self._first)
         tiles, made, smallest = self._in_fitting_tiles(self._first)
         if made is None:  # what the smallest ones lack is what there is to say
             return self._explained(smallest or refused, self._first)
@@ -120,6 +122,24 @@ class Making:
 
         tiles = self._tiles.found(self._handle, run.calls.values(), fits, asked)
         return tiles, made[str(tiles)] if tiles else None, refused[-1] if refused else None
+
+    def _would_tiles_fail(self, refused: DoesNotFitError, run: DryRun) -> bool:
+        """Whether the same is refused where VAEs take nothing, on devices that are settled: tiles cannot help then.
+
+        A dry run in tiles takes longer than all else of a refusal.
+        """
+        if not refused.alone or self._tiles.asked != AUTO:
+            return False
+        steps = self._tiles.steps(self._handle, run.calls.values())
+        draft, (roles, _) = self._base.copy(), self._handle.kinds()
+        asked = draft.plan.request
+        is_settled = not draft.plan.is_open and not (asked.auto_fit and is_searched(asked, roles))
+        is_there = self._handle.main_of(draft).torch == run.main  # with the pipeline's own tensors where they will be
+        if not steps or not is_settled or not is_there or refused.alone in steps[0]:
+            return False
+        draft.plan = replace(draft.plan, phases=draft.plan.phases.following(called_in(run)))
+        other = refusal_without(self._handle, run, draft, steps[0])
+        return other is not None and str(other) == str(refused)
 
     def _changed(self, draft: Draft, **changes: Any) -> Draft:
         """A draft whose plan has other phases, tiles, or bytes to spare."""

@@ -31,6 +31,7 @@ from ..components.component import Component
 from ..components.dry import WAYS, CannotBePlannedError, DryRun, dry_run, running_dry
 from ..conventions.hooks import has_foreign_hooks, is_of_libraries
 from ..conventions.modes import has_foreign_modes
+from ..passes.states.kept_forms import kept as states_kept
 from ..runtime.devices.accelerator import accelerator_of
 from ..runtime.devices.out_of_memory import ran_out
 from .draft import Draft
@@ -112,7 +113,9 @@ class Planner:
         self.planned += 1
         handle.measure()
         try:
-            return unless_refused(self._plan(handle, PlanRequest(kind, args, kwargs, strict)))
+            with states_kept():
+                found = self._plan(handle, PlanRequest(kind, args, kwargs, strict))
+            return unless_refused(found)
         finally:
             self.lowerings.forget()
 
@@ -151,6 +154,7 @@ class Planner:
         except BaseException:
             self.phases, self.spared, self.values, self.held, self._known = was
             raise
+        self.lowerings.keep(call.program for call in found.generation.calls)
         return None if is_empty else found.generation
 
     def _known_of(self, handle: Plannable, found: Lowered) -> Known:

@@ -54,13 +54,13 @@ from ...compiler.ir.split import (
     source_of,
     split_of,
 )
-from ...compiler.states.parts import members, senders, weight_on
+from ...compiler.states.parts import members, pieces, senders, weight_on
 from ..analysis.liveness import ending_at, last_touches
 from ..analysis.scratch import scratch_bytes
 from ..analysis.stages import Stages, most_together
 from ..infra.base import Change, Pass
 from ..simulate.memory import simulate
-from ..streaming.loads import Loads, Stage, coming_of, decide, rooms_of
+from ..streaming.loads import Loads, Pieces, Stage, coming_of, decide, rooms_of
 from ..streaming.spread import slot_of
 
 
@@ -149,23 +149,24 @@ class _Lowering:
 
     def refined(self, values: Mapping[Device, int]) -> _Lowering:
         """The same with finer stages on devices that have no room for a slot beside their values, if there are any."""
-        rooms, slots = self._rooms(values), self._slots()
+        known = pieces(self.program)
+        rooms, slots = self._rooms(known, values), self._slots(known)
         short = {device: rooms[device] - slot for device, slot in slots.items() if slot > rooms[device]}
         if not short:
             return self
         finest = _Lowering(self.program, dict.fromkeys(short, 0))
-        rooms, slots = finest._rooms(values), finest._slots()
+        rooms, slots = finest._rooms(known, values), finest._slots(known)
         gaining = [device for device, left in short.items() if rooms[device] - slots.get(device, 0) > left]
         most = {device: most_together(rooms[device], slots.get(device, 0)) for device in gaining}
         return _Lowering(self.program, most)
 
-    def _rooms(self, values: Mapping[Device, int]) -> dict[Device, int]:
+    def _rooms(self, known: Pieces, values: Mapping[Device, int]) -> dict[Device, int]:
         """The bytes for weights that come and go on each device."""
-        return rooms_of(self.program, self.resident, values)
+        return rooms_of(self.program, known, self.resident, values)
 
-    def _slots(self) -> dict[Device, int]:
+    def _slots(self, known: Pieces) -> dict[Device, int]:
         """The bytes of a slot that takes the weights of any stage of a device."""
-        return {device: slot_of(coming) for device, coming in coming_of(self.program, self.stages).items()}
+        return {device: slot_of(coming) for device, coming in coming_of(known, self.stages).items()}
 
     def stream(self, values: Mapping[Device, int]) -> None:
         """Decides what is kept and how many slots there are, where values take so many bytes of each device."""

@@ -97,6 +97,7 @@ class _Memory:
     users: Counter[Hashable] = field(default_factory=Counter)  # of each piece of memory the values in it
     sizes: dict[Hashable, int] = field(default_factory=dict)
     fullest: Usage = Usage()
+    most: int = 0  # in all, at that moment
     watch: Callable[[Usage], None] | None = None
 
     def hold(self, piece: Hashable, nbytes: int) -> None:
@@ -115,10 +116,13 @@ class _Memory:
 
     def note(self, scratch: int = 0, node: Node | None = None) -> None:
         """Compares this moment with the fullest one so far."""
+        total = self.weights + self.staged + self.values + scratch
+        is_fullest = total > self.most or (total == self.most and self.fullest.node is None)
+        if not is_fullest and self.watch is None:
+            return
         now = Usage(self.weights, self.staged, self.values, scratch, node)
-        fullest = self.fullest
-        if now.total > fullest.total or (now.total == fullest.total and fullest.node is None):
-            self.fullest = now  # one that says which operation runs
+        if is_fullest:
+            self.fullest, self.most = now, total  # one that says which operation runs
         if self.watch is not None:
             self.watch(now)
 
@@ -129,7 +133,7 @@ class MemoryWalk:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.pieces = pieces(program)
-        slots = slot_bytes(program)
+        slots = slot_bytes(program, known=self.pieces)
         self.on = {device: _Memory(sum(slots.get(device, ()))) for device in program.devices}
         of_weights = {tensor.storage for node in program.weight_nodes() for tensor in tensors_of(node)}
         self.of_others = of_weights | program.given_storages

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import gcd
 
 from torch.fx import Graph, Node
@@ -27,15 +26,13 @@ from ..simulate.memory import simulate
 from ..simulate.timeline import timeline
 from .arrange import Arrange
 from .exchanges import Group
-from .forms import forms_of
+from .kept_forms import Form, forms_with_solvers
 from .modes import Limits, why_not
 from .share import share
-from .solution import NotPossible, Solution
-from .solve import Solver, solver_of
+from .solution import NotPossible, Solution, way_over
 
 _TRIES = 6  # of less room, each with what the one before turned out to need
 _FINE = 16  # so many steps between the shares of devices that differ in speed
-_FREE = 1e15  # bytes a second of links that are to cost nothing
 
 
 @dataclass(frozen=True)
@@ -61,11 +58,12 @@ def fitted(
     if reason:
         return NotPossible(mode, reason)
     group, free = group_of(program, shares), program.rig.free
-    each = [_fitted(form, group, mode, headroom) for form in forms_of(program, mode, group.shares)]
+    each = [_fitted(_Tries(form, program, headroom), group, mode) for form in forms_with_solvers(program, mode, group)]
     fitting = [one for one in each if isinstance(one, Fitted)]
     if not fitting:
         return each[0]
-    return min(fitting, key=lambda one: (max(0, excess(one.needs, free)), one.solution.account.seconds))
+    best = min(fitting, key=lambda one: (max(0, excess(one.needs, free)), one.solution.account.seconds))
+    return _of_a_copy(program, best)
 
 
 def quickest(program: Program, mode: str, shares: Sequence[float] = (), *, solves: bool = True) -> Fitted | NotPossible:
@@ -80,7 +78,7 @@ def quickest(program: Program, mode: str, shares: Sequence[float] = (), *, solve
     reason = why_not(program, group, mode)
     if reason:
         return NotPossible(mode, reason)
-    each = [_Tries(form, group, mode).quickest(solves) for form in forms_of(program, mode, group.shares)]
+    each = [_Tries(form, program).quickest(solves) for form in forms_with_solvers(program, mode, group)]
     fitting = [one for one in each if isinstance(one, Fitted)]
     return min(fitting, key=lambda one: one.solution.account.seconds) if fitting else each[0]
 
@@ -96,9 +94,16 @@ def seconds_of(program: Program, found: Fitted) -> float:
     return seconds_of_states(replace(program, graph=found.graph), found.solution.strategies)
 
 
-def _fitted(program: Program, group: Group, mode: str, headroom: int | None) -> Fitted | NotPossible:
+def _of_a_copy(program: Program, found: Fitted) -> Fitted:
+    """The same of a graph of its own, which may be changed: that of a form may be asked for again."""
+    copy = replace(program, graph=found.graph).copy()
+    names = {node.name: node for node in copy.graph.nodes}
+    return replace(found, graph=copy.graph, solution=found.solution.of_copy(names))
+
+
+def _fitted(tries: _Tries, group: Group, mode: str) -> Fitted | NotPossible:
     """The first states of a form of a program that fit, or those that lack least."""
-    free, best, tries = program.rig.free, None, _Tries(program, group, mode, headroom)
+    free, best = tries.program.rig.free, None
     room = [free[device] for device in group.devices]
     for _ in range(_TRIES):
         one = tries.within(tuple(room))
@@ -117,10 +122,9 @@ def _fitted(program: Program, group: Group, mode: str, headroom: int | None) -> 
 class _Tries:
     """Solves a form of a program for one room after another, and lowers a copy in each states that are found, once."""
 
-    def __init__(self, program: Program, group: Group, mode: str, headroom: int | None = None) -> None:
-        self._program, self._headroom = program, headroom
-        self._solver = solver_of(program, group, mode)
-        self._known: dict[object, Fitted] = {}
+    def __init__(self, form: Form, program: Program, headroom: int | None = None) -> None:
+        self.program = replace(program, graph=form.program.graph)
+        self._form, self._headroom = form, headroom
 
     def within(self, room: Limits) -> Fitted | NotPossible:
         """The states for which there is room, with what devices need by a schedule, which may be more."""
@@ -128,18 +132,26 @@ class _Tries:
         if isinstance(found, NotPossible):
             return found
         solution, alone = found
-        key = str(solution), alone
-        if key not in self._known:
-            self._known[key] = self._lowered(solution, alone)
-        return self._known[key]
+        known, key = self._form.needs, (str(solution), alone, self._headroom, self._read_of_devices())
+        if key not in known:
+            known[key] = self._lowered(solution, alone)
+        needs, seconds = known[key]
+        return Fitted(self.program.graph, solution, needs, alone, seconds)
+
+    def _read_of_devices(self) -> object:
+        """What a schedule depends on beside the graph: where weights rest, and with some elsewhere what is free."""
+        program = self.program
+        places = tuple(program.residency.items()), program.keeps_staged, program.given
+        memory = [(one, its.beside, its.free if program.residency else 0) for one, its in program.rig.memory.items()]
+        return places, tuple(memory)
 
     def quickest(self, solves: bool) -> Fitted | NotPossible:
         """The states of least seconds, or of the best recipe, of which nothing is lowered."""
         if not solves:
-            recipe = self._solver.recipe()
-            return recipe if isinstance(recipe, NotPossible) else Fitted(self._program.graph, recipe, {})
+            recipe = self._form.solver.recipe()
+            return recipe if isinstance(recipe, NotPossible) else Fitted(self.program.graph, recipe, {})
         found = self._solved(())
-        return found if isinstance(found, NotPossible) else Fitted(self._program.graph, found[0], {}, found[1])
+        return found if isinstance(found, NotPossible) else Fitted(self.program.graph, found[0], {}, found[1])
 
     def without_room(self, why: NotPossible) -> Fitted | NotPossible:
         """The states that would be taken if there were room, by which it is said what is lacking."""
@@ -151,12 +163,12 @@ class _Tries:
 
         Where splitting nothing takes least, they are those that one takes where exchanges cost nothing.
         """
-        found = self._solver.solved(room)
+        found = self._form.solution(room)
         if isinstance(found, NotPossible):
             return found
         if _splits(found):
             return found, None
-        other = self._at_no_cost.solved(room)
+        other = self._form.solution(room, at_no_cost=True)
         if isinstance(other, NotPossible):
             return other
         if not _splits(other):
@@ -164,15 +176,10 @@ class _Tries:
             return NotPossible(other.mode, reason)
         return other, found.account.seconds
 
-    @cached_property
-    def _at_no_cost(self) -> Solver:
-        return self._solver.over(_as_if_free(self._solver.posed.problem.group))
-
-    def _lowered(self, solution: Solution, alone: float | None) -> Fitted:
-        """States with what they take by the schedule of a copy."""
-        needs = needs_of_states(self._program, solution.strategies, self._headroom)
-        seconds = 0.0 if alone is None else seconds_of_states(self._program, solution.strategies)
-        return Fitted(self._program.graph, solution, needs, alone, seconds)
+    def _lowered(self, solution: Solution, alone: float | None) -> tuple[Mapping[Device, Need], float]:
+        """What states take by the schedule of a copy: the needs of devices, and seconds where these are asked for."""
+        needs = needs_of_states(self.program, solution.strategies, self._headroom)
+        return needs, 0.0 if alone is None else seconds_of_states(self.program, solution.strategies)
 
 
 def group_of(program: Program, shares: Sequence[float] = ()) -> Group:
@@ -208,7 +215,7 @@ def _in_states(program: Program, strategies: Mapping[Node, Strategy], *more: Pas
     """A copy of a program in some states, lowered after more passes."""
     trial = program.copy()
     names = {node.name: node for node in trial.graph.nodes}
-    together(trial, {names[node.name]: _over(way, names) for node, way in strategies.items()})
+    together(trial, {names[node.name]: way_over(way, names) for node, way in strategies.items()})
     steps: tuple[Pass, ...] = (Cut(), Reuse(), Reorder(), *more, Lower())
     for step in steps:
         step.run(trial)
@@ -231,11 +238,6 @@ def _values(nbytes: int, headroom: int | None) -> int:
     return nbytes if headroom is None else headroom
 
 
-def _over(way: Strategy, names: Mapping[str, Node]) -> Strategy:
-    """A strategy over the nodes of a copy."""
-    return Strategy(way.results, {names[one.name]: state for one, state in way.operands.items()})
-
-
 def _why_not(program: Program) -> str:
     """Why no states are solved for, if so."""
     if len(program.devices) == 1:
@@ -245,13 +247,6 @@ def _why_not(program: Program) -> str:
 
 def _splits(solution: Solution) -> bool:
     return any(state != WHOLE for way in solution.strategies.values() for state in way.results)
-
-
-def _as_if_free(group: Group) -> Group:
-    """The same devices, where nothing takes time but work and memory traffic."""
-    speeds = group.speeds
-    devices = {one: replace(speed, launch=0.0, peer=_FREE, link=_FREE) for one, speed in speeds.devices.items()}
-    return replace(group, speeds=replace(speeds, devices=devices, ways={}, roots={}, latency=0.0))
 
 
 def _by_speed(program: Program, speeds: Speeds) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch.fx import Node
 
@@ -37,6 +37,23 @@ class Solution:
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
+
+    def of_copy(self, names: Mapping[str, Node]) -> Solution:
+        """The same over the nodes of a copy, by their names."""
+        changes = tuple(
+            replace(
+                one,
+                tensor=(names[one.tensor[0].name], one.tensor[1]),
+                readers=tuple(names[reader.name] for reader in one.readers),
+            )
+            for one in self.account.changes
+        )
+        return replace(
+            self,
+            strategies={names[node.name]: way_over(way, names) for node, way in self.strategies.items()},
+            counts={names[node.name]: count for node, count in self.counts.items()},
+            account=replace(self.account, changes=changes),
+        )
 
     def _lines(self) -> Iterator[str]:
         account, shares = self.account, ":".join(map(str, self.shares))
@@ -79,6 +96,11 @@ def solution_of(
             chosen[like] = of_like(way, node, like)
     counts = {node: problem.folded.count(node) for node in problem.ways}
     return Solution(mode, how, problem.group.shares, chosen, counts, account, floor)
+
+
+def way_over(way: Strategy, names: Mapping[str, Node]) -> Strategy:
+    """A way over the nodes of a copy, by their names."""
+    return Strategy(way.results, {names[one.name]: state for one, state in way.operands.items()})
 
 
 def of_like(way: Strategy, node: Node, like: Node) -> Strategy:

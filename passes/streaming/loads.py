@@ -31,6 +31,9 @@ class Stage:
     weights: dict[str, Hashable] = field(default_factory=dict)
 
 
+Pieces = Mapping[str, tuple[Weight, Device]]
+"""What devices hold of the weights of a program, by name, as `pieces` has it."""
+
 Resident = Mapping[Device, Mapping[str, None]]
 """The names of the weights that stay on each device."""
 
@@ -39,23 +42,22 @@ def decide(
     program: Program, stages: Sequence[Stage], resident: Resident, values: Mapping[Device, int]
 ) -> dict[Device, Streaming]:
     """What is kept for a phase on each device, and how many slots it has, where values take so many bytes there."""
-    rooms = rooms_of(program, resident, values)
+    known = pieces(program)
+    rooms = rooms_of(program, known, resident, values)
     found: dict[Device, Streaming] = {}
-    for device, coming in coming_of(program, stages).items():
+    for device, coming in coming_of(known, stages).items():
         found[device] = stream(coming, rooms[device], program.keeps_staged, on_disk(program, coming))
     return found
 
 
-def rooms_of(program: Program, resident: Resident, values: Mapping[Device, int]) -> dict[Device, int]:
+def rooms_of(program: Program, known: Pieces, resident: Resident, values: Mapping[Device, int]) -> dict[Device, int]:
     """The bytes that each device has for weights that come and go, beside those that stay and values of so many."""
-    known = pieces(program)
     stay = {device: sum(known[name][0].device_bytes for name in names) for device, names in resident.items()}
     return {device: free - stay[device] - values[device] for device, free in program.rig.free.items()}
 
 
-def coming_of(program: Program, stages: Sequence[Stage]) -> dict[Device, list[dict[str, Weight]]]:
+def coming_of(known: Pieces, stages: Sequence[Stage]) -> dict[Device, list[dict[str, Weight]]]:
     """The weights that come for each stage of each device, by name."""
-    known = pieces(program)
     found: dict[Device, list[dict[str, Weight]]] = defaultdict(list)
     for stage in stages:
         if stage.weights:

@@ -1,4 +1,4 @@
-"""`dovetail cache`: the traces and the answers that are kept on disk for the next start."""
+"""`dovetail cache`: the traces, programs and answers that are kept on disk for the next start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Action = Annotated[
     typer.Argument(help="list: what is kept; clear: remove all of it; path: where it is."),
 ]
 
-_WHAT = {folder.TRACE: "class", folder.ANSWER: "answer"}
+_WHAT = {folder.TRACE: "class", folder.ANSWER: "answer", folder.PROGRAM: "program"}
 """What the name of an entry is, as data, by its kind."""
 
 
@@ -49,7 +49,7 @@ def _list(json: bool) -> None:
         (name or "damaged", format_bytes(one.nbytes), _age(one.used), one.key[:12])
         for one, name in zip(found, names, strict=True)
     ]
-    print_table(("trace or answer of", "size", "used", "key"), rows, right=(1,))
+    print_table(("kept of", "size", "used", "key"), rows, right=(1,))
     total = format_bytes(sum(one.nbytes for one in found))
     print(f"{counted(len(found), 'entry', 'entries')}, {total} of at most {format_bytes(most)}, in {folder.place()}")
     if not folder.is_on():

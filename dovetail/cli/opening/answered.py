@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,7 +53,7 @@ class Question:
             for name, text in found.warnings:
                 logging.getLogger(name).warning("%s", text)
             return found
-        with _warnings() as warnings:
+        with answers.warnings_noted() as warnings:
             told = make()
         answer = answers.Answer(told, tuple(warnings))
         if key:
@@ -104,16 +103,3 @@ class Question:
             yield from map(Path, files)
         named = (self.inputs.image, self.inputs.mask, self.inputs.control_image, self.inputs.control_net)
         yield from (place for place in named if place is not None)
-
-
-@contextmanager
-def _warnings() -> Iterator[list[tuple[str, str]]]:
-    """Collects what is warned of meanwhile, by the name of its logger."""
-    found: list[tuple[str, str]] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: found.append((record.name, record.getMessage()))  # type: ignore[method-assign]
-    _ours.addHandler(handler)
-    try:
-        yield found
-    finally:
-        _ours.removeHandler(handler)

@@ -12,7 +12,7 @@ from scipy import optimize
 
 from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.ir.program import Program
-from dovetail.passes.states import fitting
+from dovetail.passes.states import fitting, kept_forms
 from dovetail.passes.states.fitting import Fitted, fitted
 from dovetail.passes.states.model import Model
 from dovetail.passes.states.solution import NotPossible
@@ -44,7 +44,7 @@ def _counted(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[
 @pytest.mark.parametrize("mode", ["tensor", "sequence"])
 def test_what_does_not_depend_on_room_is_built_once(nbytes: int, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program = _placeable(nbytes)
-    built = _counted(monkeypatch, fitting, "solver_of")
+    built = _counted(monkeypatch, kept_forms, "solver_of")
     lowered = _counted(monkeypatch, fitting, "_in_states")
     solved = _counted(monkeypatch, Model, "solved")
     found = fitted(program, mode)

@@ -1,0 +1,129 @@
+"""The forms of a program with what solves for their states: while one plan is made, equal programs share them.
+
+A plan is made of many attempts: a search asks what a group of devices takes, what is lowered then asks for states of
+the same program on the same devices, and so do ways out of a refusal, with other bytes free. What is built to solve for
+states depends on none of that. Programs are compared by all that solving reads; nothing is kept outside of `kept`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from torch.fx import Node
+
+from ...compiler.devices.device import Device
+from ...compiler.ir.program import Program
+from ..analysis.memory_needs import Need
+from .exchanges import Group
+from .forms import forms_of
+from .modes import Limits
+from .solution import NotPossible, Solution
+from .solve import Solver, solver_of
+
+_MOST = 6
+"""So many programs are kept; what solves for the states of a large one takes tens of megabytes."""
+
+_FREE = 1e15  # bytes a second of links that are to cost nothing
+
+_KEPT: ContextVar[list[_Kept] | None] = ContextVar("dovetail states", default=None)
+
+
+@dataclass
+class Form:
+    """A form of a program, what solves for its states, and what was found of these so far.
+
+    ``solved`` has the states by the room that devices have, ``needs`` what devices need in some states, by all that
+    this depends on. The program stays as it is.
+    """
+
+    program: Program
+    solver: Solver
+    solved: dict[tuple[bool, Limits], Solution | NotPossible] = field(default_factory=dict)
+    needs: dict[object, tuple[Mapping[Device, Need], float]] = field(default_factory=dict)
+
+    def solution(self, room: Limits, at_no_cost: bool = False) -> Solution | NotPossible:
+        """The states for which there is room; of a group whose exchanges cost nothing, if asked."""
+        key = at_no_cost, room
+        if key not in self.solved:
+            self.solved[key] = (self._at_no_cost if at_no_cost else self.solver).solved(room)
+        return self.solved[key]
+
+    @cached_property
+    def _at_no_cost(self) -> Solver:
+        return self.solver.over(_as_if_free(self.solver.posed.problem.group))
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """The forms of a program under a mode."""
+
+    program: Program
+    mode: str
+    group: Group
+    forms: Sequence[Form]
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Has equal programs share their forms meanwhile."""
+    token = _KEPT.set([])
+    try:
+        yield
+    finally:
+        _KEPT.reset(token)
+
+
+def forms_with_solvers(program: Program, mode: str, group: Group) -> Sequence[Form]:
+    """The forms of a program that a mode has, each with what solves for its states; none of them is to be changed."""
+    known = _KEPT.get()
+    for one in known or ():
+        if (one.mode, one.group) == (mode, group) and _are_equal(one.program, program):
+            return one.forms
+    forms = [Form(form, solver_of(form, group, mode)) for form in forms_of(program, mode, group.shares)]
+    if known is not None:
+        known.append(_Kept(replace(program), mode, group, forms))  # its graph stays as it is: states are of a copy
+        del known[:-_MOST]
+    return forms
+
+
+def _are_equal(one: Program, other: Program) -> bool:
+    """Whether two programs have the same operations of the same blocks over the same weights, under the same names."""
+    if (one.name, one.blocks, one.symbols) != (other.name, other.blocks, other.symbols):
+        return False
+    mine, theirs = one.graph.nodes, other.graph.nodes
+    return (
+        len(mine) == len(theirs)
+        and one.weights == other.weights
+        and all(_is_alike(node, like) for node, like in zip(mine, theirs, strict=True))
+    )
+
+
+def _is_alike(node: Node, like: Node) -> bool:
+    if node.name != like.name or node.op != like.op or node.target != like.target:
+        return False
+    return node.meta == like.meta and _is_same(node.args, like.args) and _is_same(node.kwargs, like.kwargs)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether arguments are equal, nodes by their names."""
+    if isinstance(one, Node):
+        return isinstance(other, Node) and one.name == other.name
+    if isinstance(one, (tuple, list)):
+        return isinstance(other, (tuple, list)) and len(one) == len(other) and all(map(_is_same, one, other))
+    if isinstance(one, dict):
+        return (
+            isinstance(other, dict) and one.keys() == other.keys() and all(_is_same(one[at], other[at]) for at in one)
+        )
+    return type(one) is type(other) and bool(one == other)
+
+
+def _as_if_free(group: Group) -> Group:
+    """The same devices, where nothing takes time but work and memory traffic."""
+    speeds = group.speeds
+    devices = {one: replace(speed, launch=0.0, peer=_FREE, link=_FREE) for one, speed in speeds.devices.items()}
+    return replace(group, speeds=replace(speeds, devices=devices, ways={}, roots={}, latency=0.0))
