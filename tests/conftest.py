@@ -30,23 +30,44 @@ _LONG = 8
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where DOVETAIL_TEST_CASES=some, runs a part of the slow tests, as the seed of the run draws it.
+    """Leaves out cases as the seed of the run draws them; none where DOVETAIL_TEST_CASES=all.
 
-    Of each table a third or a half of its cases, and of the tests of one case half.
+    Of a table that is marked `few` as many run as it says. Where DOVETAIL_TEST_CASES=some, a part of the slow tests
+    runs: of each table a third or a half of its cases, and of the tests of one case half.
     """
-    if os.environ.get("DOVETAIL_TEST_CASES") != "some":
+    cases = os.environ.get("DOVETAIL_TEST_CASES")
+    if cases == "all":
         return
     tables: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("slow"):
-            tables[item.nodeid.partition("[")[0]].append(item)
-    alone = [table[0] for table in tables.values() if len(table) == 1]
-    draw = random.Random(os.environ["DOVETAIL_TEST_SEED"])
-    left = set(draw.sample(alone, len(alone) // 2))
-    for table in (table for table in tables.values() if len(table) > 1):
-        left |= set(draw.sample(table, len(table) * 2 // 3 if len(table) > _LONG else len(table) // 2))
+        tables[item.nodeid.partition("[")[0]].append(item)
+    left = _left_of_few(tables)
+    if cases == "some":
+        left |= _left_of_slow({name: [one for one in table if one not in left] for name, table in tables.items()})
     config.hook.pytest_deselected(items=[item for item in items if item in left])
     items[:] = [item for item in items if item not in left]
+
+
+def _left_of_few(tables: dict[str, list[pytest.Item]]) -> set[pytest.Item]:
+    """The cases of tables of which few run, of the slow and the others each for themselves, that do not."""
+    left: set[pytest.Item] = set()
+    for name, table in tables.items():
+        marker, draw = table[0].get_closest_marker("few"), random.Random(f"{os.environ['DOVETAIL_TEST_SEED']} {name}")
+        quick = [one for one in table if one.get_closest_marker("slow") is None]
+        for some in (quick, [one for one in table if one not in quick]) if marker else ():
+            left |= set(draw.sample(some, max(0, len(some) - marker.args[0])))
+    return left
+
+
+def _left_of_slow(tables: dict[str, list[pytest.Item]]) -> set[pytest.Item]:
+    """The slow tests that do not run where some of them do."""
+    slow = [[item for item in table if item.get_closest_marker("slow")] for table in tables.values()]
+    alone = [table[0] for table in slow if len(table) == 1]
+    draw = random.Random(os.environ["DOVETAIL_TEST_SEED"])
+    left = set(draw.sample(alone, len(alone) // 2))
+    for table in (table for table in slow if len(table) > 1):
+        left |= set(draw.sample(table, len(table) * 2 // 3 if len(table) > _LONG else len(table) // 2))
+    return left
 
 
 def pytest_collection_finish() -> None:

@@ -78,6 +78,7 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize(("options", "by_numpy"), WAYS)
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_is_changed_on_weights_changes_the_next_call_as_it_changes_eager(

@@ -46,6 +46,7 @@ class Early(Pass):
         return Change(self.way(program), "nodes in another place")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", [put_exchanges_early, send_early])
 @pytest.mark.parametrize("name", drawn([one for one in TINY if one not in OWN_PYTHON], 2))
 def test_parts_that_are_sent_early_change_no_bit(name: str, way: Callable[[Program], int]) -> None:

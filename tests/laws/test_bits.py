@@ -26,6 +26,8 @@ from tests.passes.states.groups import traced
 
 from .parts import run_in_parts, values_in
 
+few = settings(max_examples=max(15, settings().max_examples // 5))
+
 SHARES = st.sampled_from([(1, 1), (3, 1), (5, 3, 2), (1, 1, 1, 1), (2, 0, 1)])
 Case = tuple[Callable[[Tensor], Tensor], Tensor, int, int]
 """A function of one operand, and the axis along which that is split, in a unit."""
@@ -108,7 +110,7 @@ CASES = st.one_of(attentions(), convolutions(), films(), activations(), sums())
 
 
 @given(CASES, SHARES)
-@settings(max_examples=60)
+@few
 def test_what_is_said_to_keep_bits_keeps_them(case: Case, shares: tuple[int, ...]) -> None:
     node, ways, values = parts_of(case, shares)
     with one_thread():

@@ -29,6 +29,8 @@ from testbed.spatial import run, split
 
 from .parts import cut, is_near, run_in_parts, values_in
 
+few = settings(max_examples=max(15, settings().max_examples // 5))
+
 SHARES = [(1, 1), (3, 1), (5, 3, 2), (1, 0), (0, 1, 1), (1, 1, 1, 1), (1, 0, 2)]
 FUNCTIONS: Mapping[tuple[bool, int], Callable[..., torch.Tensor]] = {
     (False, 1): nn.functional.conv1d,
@@ -124,7 +126,7 @@ def expect_whole(module: nn.Module, x: torch.Tensor, shares: Sequence[int]) -> l
 
 
 @given(convolutions(), st.sampled_from(SHARES))
-@settings(max_examples=60)
+@few
 def test_convolutions_of_parts_with_their_borders_are_the_whole(
     drawn: tuple[nn.Module, torch.Tensor], shares: tuple[int, ...]
 ) -> None:
@@ -135,13 +137,13 @@ def test_convolutions_of_parts_with_their_borders_are_the_whole(
 
 
 @given(paddings(), st.sampled_from(SHARES))
-@settings(max_examples=40)
+@few
 def test_what_is_padded_in_parts_is_the_whole(drawn: tuple[nn.Module, torch.Tensor], shares: tuple[int, ...]) -> None:
     assert expect_whole(*drawn, shares)
 
 
 @given(st.data(), st.integers(1, 3), st.sampled_from(SHARES))
-@settings(max_examples=40)
+@few
 def test_what_pads_a_border_yields_what_a_device_has_of_the_whole_with_its_border(
     data: st.DataObject, axes: int, shares: tuple[int, ...]
 ) -> None:
@@ -189,7 +191,7 @@ def test_a_border_is_brought_to_what_is_padded_and_less_is_sent() -> None:
 
 
 @given(resamplings(), st.sampled_from(SHARES))
-@settings(max_examples=40)
+@few
 def test_what_is_resampled_in_parts_is_the_whole(
     drawn: tuple[nn.Module, torch.Tensor], shares: tuple[int, ...]
 ) -> None:

@@ -195,6 +195,7 @@ def test_devices_that_were_named_and_get_nothing_have_no_share() -> None:
     assert f"over {' & '.join(working)}, and nothing of it on {' & '.join(idle)}" in told
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "asked",
     [{"split_mode": "row"}, {"split_mode": "diffusion=row"}, {"params_backend": "device"}],

@@ -109,6 +109,7 @@ def _equal_after(eager: Any, compiled: Any, courses: Iterable[tuple[Step, ...]])
         assert torch.equal(_picture(compiled), _picture(eager)), steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("course", "rig"), slow_but([FAST], dict.fromkeys([FAST, *drawn(itertools.product(COURSES, RIGS), 5)]))
 )

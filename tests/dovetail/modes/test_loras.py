@@ -50,6 +50,7 @@ def loaded(pipe: Any, state: dict[str, torch.Tensor], **more: Any) -> None:
     pipe.transformer.load_lora_adapter(state, prefix="transformer", adapter_name="one", **more)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_an_adapter_counts_at_runtime_and_when_it_is_swapped_in_place(mode: str, states: Any) -> None:
     expected = []
@@ -69,6 +70,7 @@ def test_an_adapter_counts_at_runtime_and_when_it_is_swapped_in_place(mode: str,
         assert programs_of(pipe) == [before]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_an_adapter_is_merged_and_taken_out_again(mode: str, states: Any) -> None:
     eager, call = flux()
@@ -88,6 +90,7 @@ def test_an_adapter_is_merged_and_taken_out_again(mode: str, states: Any) -> Non
         assert off(paint(pipe, call), plain) < NEAR
 
 
+@pytest.mark.slow
 def test_an_adapter_counts_where_halves_of_guidance_are_split_by_batch() -> None:
     eager, call = sd()
     made, _ = sd()

@@ -55,6 +55,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("modes", "rig"), slow_but(CASES[1:2], CASES))
 def test_the_command_of_what_was_found_asks_for_the_same(modes: str, rig: str) -> None:
     pipe, call = flux()
@@ -83,6 +84,7 @@ def test_a_picture_of_what_was_found_is_near_eager() -> None:
         assert len(program.devices) == 2
 
 
+@pytest.mark.slow
 def test_shares_that_are_given_say_how_many_devices_there_are() -> None:
     pipe, call = flux()
     rig = "sim0=1GiB,sim1=1GiB,sim2=1GiB,cpu=8GiB"
@@ -112,6 +114,7 @@ def test_one_card_is_not_enough_and_this_is_said(caplog: pytest.LogCaptureFixtur
     assert "there are no two devices of one kind" in caplog.text
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("backend", ["sim0", "diffusion=sim0,te=sim0&sim1,vae=sim0"])
 def test_the_command_says_no_mode_of_what_is_on_one_device(backend: str) -> None:
     pipe, call = flux()
@@ -143,6 +146,7 @@ def test_halves_of_guidance_find_their_devices() -> None:
     assert settings["--split-mode"] == "diffusion=batch"
 
 
+@pytest.mark.slow
 def test_what_fits_nowhere_is_refused_with_the_ways_out_that_there_are_without_a_mode() -> None:
     pipe, call = flux()
     told = []

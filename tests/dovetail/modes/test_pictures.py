@@ -61,6 +61,7 @@ def _sims() -> None:
     sim.enable()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "mode", "shares"), slow_but(QUICK, [*QUICK, *drawn(CELLS, 6)]))
 def test_a_picture_is_near_eager_in_the_bytes_that_were_planned(name: str, mode: str, shares: str) -> None:
     made, call = PIPELINES[name]()
@@ -85,6 +86,7 @@ def test_a_picture_is_near_eager_in_the_bytes_that_were_planned(name: str, mode:
             assert {one.device.type for one in module.parameters()} <= {"cpu"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["tensor", "sequence"])
 def test_a_call_sends_what_its_program_says(mode: str) -> None:
     made, call = flux()
@@ -119,6 +121,7 @@ def test_a_call_of_one_picture_has_no_batch_and_is_placed_by_layers(caplog: pyte
         assert split_mode_of(program) == "layer"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["tensor", "sequence"])
 def test_weights_that_come_from_host_memory_take_what_was_planned(mode: str) -> None:
     made, call = flux()
@@ -139,6 +142,7 @@ def test_weights_that_come_from_host_memory_take_what_was_planned(mode: str) -> 
         assert max(peaks.values()) < 2**30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", slow_but(["tensor"], ["tensor", "sequence"]))
 def test_pictures_of_two_sizes_take_what_was_planned_in_turn(mode: str) -> None:
     made, small = flux()
@@ -160,6 +164,7 @@ def test_pictures_of_two_sizes_take_what_was_planned_in_turn(mode: str) -> None:
         assert [split_mode_of(one) for one in programs_of(pipe)] == [mode, mode]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rest", ["disk", "cpu"])
 def test_halves_of_guidance_are_split_by_batch_while_weights_come(rest: str, tmp_path: Path) -> None:
     made, call = sd()
@@ -174,6 +179,7 @@ def test_halves_of_guidance_are_split_by_batch_while_weights_come(rest: str, tmp
         assert split_mode_of(program) == "batch"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", slow_but(["tensor"], ["tensor", "sequence"]))
 def test_a_device_with_little_memory_gets_its_weights_as_they_are_read(mode: str) -> None:
     made, call = flux()
@@ -206,6 +212,7 @@ def test_a_picture_is_decoded_in_areas(name: str) -> None:
         assert [split_mode_of(one.program) for one in handle.programs["vae"]] == ["spatial"]
 
 
+@pytest.mark.slow
 def test_another_size_may_cut_a_weight_otherwise() -> None:
     made, call = sd()
     wide = {**call, "height": 24, "width": 32}
@@ -217,6 +224,7 @@ def test_another_size_may_cut_a_weight_otherwise() -> None:
     assert torch.equal(paint(made, call), expected[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mode", "shares"),
     slow_but(

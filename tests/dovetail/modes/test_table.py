@@ -218,6 +218,7 @@ def test_what_runs_by_its_parts_is_placed_whole_and_this_is_said(mode: str, capl
     assert torch.allclose(compiled(X).cpu(), expected, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", slow_but(["sequence"], TOGETHER))
 def test_a_component_of_another_mode_is_not_assigned_weights(mode: str) -> None:
     pipe, call = flux()
@@ -250,6 +251,7 @@ def test_a_plan_is_shown_in_every_form_and_verified(mode: str, kind: str, tmp_pa
     assert "kept" in done("verify", str(plan))
 
 
+@pytest.mark.slow
 def test_plans_of_a_pipeline_are_used_with_their_mode(tmp_path: Path) -> None:
     asked = ("--backend", "diffusion=sim0&sim1,te=sim1,vae=sim0", "--split-mode", "diffusion=sequence")
     done("compile", *asked, "-o", str(tmp_path))

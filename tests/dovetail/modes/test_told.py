@@ -32,6 +32,7 @@ def account_of(mode: str, **options: Any) -> Account:
     return account
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", TOGETHER)
 def test_host_memory_holds_a_weight_once_for_all_devices(mode: str) -> None:
     account = account_of(mode, params_backend={"diffusion": "cpu"})
@@ -41,6 +42,7 @@ def test_host_memory_holds_a_weight_once_for_all_devices(mode: str) -> None:
     assert account.generation.resident[host] == {part.call.component: whole}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", TOGETHER)
 def test_weights_rest_in_host_memory_for_every_device(mode: str) -> None:
     account = account_of(mode, params_backend={"diffusion": "cpu"})
@@ -49,6 +51,7 @@ def test_weights_rest_in_host_memory_for_every_device(mode: str) -> None:
     assert all(set(row.rests) == {Residency.HOST} for row in part.rows)
 
 
+@pytest.mark.slow
 def test_a_mode_is_said_to_be_unused_where_a_search_puts_each_component_on_one_device(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -61,6 +64,7 @@ def test_a_mode_is_said_to_be_unused_where_a_search_puts_each_component_on_one_d
     assert sum(said in one for one in caplog.messages) == 1
 
 
+@pytest.mark.slow
 def test_a_mode_that_is_not_possible_is_not_said_to_be_as_asked() -> None:
     pipe, call = flux()
     dry = DryPipeline(pipe, {"rig": RIG, "backend": DEVICES, "split_mode": "batch"})
@@ -72,6 +76,7 @@ def test_a_mode_that_is_not_possible_is_not_said_to_be_as_asked() -> None:
     assert all(one.startswith("As asked: ") for one in told.values())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["tensor", "sequence"])
 def test_each_part_is_told_with_its_mode(mode: str) -> None:
     account = account_of(mode)
@@ -96,6 +101,7 @@ def test_a_compiled_pipeline_says_how_a_component_is_split(mode: str) -> None:
         assert mode == "layer" or f"sim0 & sim1, split by {mode}" in line
 
 
+@pytest.mark.slow
 def test_a_mode_that_takes_longer_than_one_device_is_told_once_with_both_times(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

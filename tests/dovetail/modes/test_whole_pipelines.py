@@ -27,6 +27,7 @@ def test_a_pipeline_is_near_float64_in_the_bytes_that_were_planned(name: str) ->
         assert verdict.judged
 
 
+@pytest.mark.slow
 def test_pictures_are_split_by_the_halves_of_guidance() -> None:
     sim.enable()
     verdict = judge(Cell("sd", "unet", "batch", (1, 1), "fp32"))

@@ -88,6 +88,7 @@ def test_a_call_is_answered_alike_before_and_after_calls_that_need_less(backend:
     assert torch.equal(painted(pipe, call), small)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("briefly")
 def test_a_call_that_is_refused_leaves_the_programs_and_weights_of_earlier_ones() -> None:
     pipe, call = flux(backend="sim0", rig="sim0=1200KiB,cpu=1GiB", vae_tiling="off")

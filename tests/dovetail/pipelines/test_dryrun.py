@@ -89,6 +89,7 @@ def of_cards(device: torch.device) -> None:
         raise ValueError(f"no numbers on {device}")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("own", [of_cards, lambda device: torch.zeros(1, device=device).numpy()])
 def test_a_pipeline_whose_code_takes_no_simulated_device_is_planned_on_the_host(own: Any) -> None:
     class Own(StableDiffusionPipeline):
@@ -150,6 +151,7 @@ def test_a_plan_answers_only_the_call_it_was_made_for() -> None:
         dry.plans()["vae.decode"](torch.zeros(1, 8, 4, 4))
 
 
+@pytest.mark.slow
 def test_a_pipeline_without_weights_is_planned_again_after_it_was_undone() -> None:
     """Its scheduler computes with numbers of its own, which stay where they are."""
     pipe, call = tiny_pipelines.sd()

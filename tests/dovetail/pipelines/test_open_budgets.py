@@ -24,6 +24,7 @@ def _let_go() -> Iterator[None]:
     gc.collect()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rig", RIGS)
 @pytest.mark.parametrize("name", slow_but(["sd"], ["sd", "sdxl", "flux", "lumina2"]))
 def test_the_peaks_of_devices_that_were_found_are_the_planned_ones(name: str, rig: str) -> None:

@@ -65,6 +65,7 @@ def test_the_compiled_picture_is_the_eager_picture_and_undoing_leaves_nothing(na
     assert torch.equal(paint(pipe, call), eager)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", slow_but([torch.bfloat16], [torch.float32, torch.bfloat16]))
 @pytest.mark.parametrize("name", slow_but(["flux"], ALL))
 def test_every_component_may_be_split_over_three_devices(name: str, dtype: torch.dtype) -> None:

@@ -205,6 +205,7 @@ def test_what_is_offered_to_a_component_counts_one_phase_of_the_staged_ones() ->
     assert offered["vae"] == room - others["vae"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", slow_but(["weight"], ["weight", "module"]))
 def test_a_weight_that_two_components_share_is_held_once(what: str) -> None:
     pipe, call = tiny_pipelines.sdxl()

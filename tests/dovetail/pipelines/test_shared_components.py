@@ -101,6 +101,7 @@ def test_two_pipelines_share_components_and_undoing_one_leaves_the_other_right(b
     assert {one.device.type for one in pipe.vae.parameters()} == {"cpu"}
 
 
+@pytest.mark.slow
 def test_threads_over_two_pipelines_that_share_components_take_turns(base: Any) -> None:
     pipe, call, expected, _ = base
     refiner, refined = _refiner(base)

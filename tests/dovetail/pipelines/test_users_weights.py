@@ -65,6 +65,7 @@ def _fused(pipe: Any) -> None:
 CHANGES = [_inversion, _weights, _replaced, _rounded, _fused]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("change", slow_but((_inversion, _weights), CHANGES))
 @pytest.mark.parametrize(("rests", "after"), [(None, False), ("disk", True)])
 def test_what_a_user_does_to_weights_without_data_is_painted_as_in_eager(
@@ -117,6 +118,7 @@ def test_a_loaded_pipeline_is_read_without_making_data(folder: Path) -> None:
     assert pipe.unet.device == torch.device("cpu")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("devices", "rests", "kind"),
     [("cpu", None, torch.optim.SGD), (SPREAD, None, torch.optim.AdamW), (SPREAD, "disk", torch.optim.AdamW)],

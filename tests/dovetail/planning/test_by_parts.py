@@ -113,6 +113,7 @@ def planned(model: Model, x: Tensor, **asked: Any) -> Any:
     return dry.account(plan)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("asked", [{"rig": "cuda0=1GiB,cpu=4GiB"}, {"rig": "cuda0=1GiB,cuda1=1GiB"}, *RIGS])
 def test_all_of_a_component_that_runs_by_its_parts_is_in_the_plan(asked: dict[str, str]) -> None:
     model, x = made()
@@ -130,6 +131,7 @@ def test_all_of_a_component_that_runs_by_its_parts_is_in_the_plan(asked: dict[st
     assert (facts["class"], facts["programs"], facts["calls"]) == ("Model", 10, STEPS)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", [Numpy, Experts, Attending, Reading])
 @pytest.mark.parametrize("asked", RIGS)
 def test_it_computes_the_bits_of_eager_and_takes_what_was_planned(asked: dict[str, Any], kind: type[Block]) -> None:
@@ -150,6 +152,7 @@ def test_it_computes_the_bits_of_eager_and_takes_what_was_planned(asked: dict[st
     pipe.dovetail.undo()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "asked",
     [
@@ -221,6 +224,7 @@ def test_parts_that_are_alike_are_traced_once(monkeypatch: pytest.MonkeyPatch) -
     assert sorted(traced) == ["Linear", "Linear", "Linear", "Numpy"]
 
 
+@pytest.mark.slow
 def test_parts_whose_lengths_numbers_decide_share_a_program_of_open_sizes() -> None:
     model, _ = made(Experts)
     inputs = [torch.randn(rows, WIDTH) for rows in (5, 9, 12, 17, 23, 30)]

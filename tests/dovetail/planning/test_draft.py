@@ -85,6 +85,7 @@ def test_an_adoption_that_ends_early_leaves_all_as_it_was(refused: int) -> None:
     pipe.dovetail.undo()
 
 
+@pytest.mark.slow
 def test_a_refusal_keeps_nothing_of_what_was_tried() -> None:
     pipe, call = compiled(**TIGHT, vae_tiling="off")
     gc.collect()
@@ -100,6 +101,7 @@ def test_a_refusal_keeps_nothing_of_what_was_tried() -> None:
     pipe.dovetail.undo()
 
 
+@pytest.mark.slow
 def test_a_refusal_is_told_before_what_fits_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe, call = compiled(**TIGHT, vae_tiling="off")
     said: list[str] = []
@@ -133,6 +135,7 @@ def test_devices_are_decided_though_the_dry_run_meets_no_call() -> None:
     pipe.dovetail.undo()
 
 
+@pytest.mark.slow
 def test_a_plan_that_is_made_within_a_call_in_tiles_is_whole() -> None:
     pipe, call = compiled(**TIGHT)
     seen: list[Any] = []

@@ -108,6 +108,7 @@ def test_few_are_kept_of_each_trace() -> None:
     assert known.of(base, 0, lowered) is not made[0]
 
 
+@pytest.mark.slow
 def test_a_refused_plan_lowers_no_trace_twice_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[tuple[str, str, object]] = []
     own = PassManager.run

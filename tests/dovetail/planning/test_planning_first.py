@@ -148,6 +148,7 @@ def test_a_known_kind_of_call_is_not_planned_again(tmp_path: Path) -> None:
     assert pipe.dovetail._planner.planned == 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("where", ["_settle", "_known_of"])
 def test_an_interrupt_after_lowering_leaves_nothing_of_the_plan(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     pipe = dovetail.load_pipeline(demo.folder(), rig="sim0=64MiB,sim1=64MiB,cpu=4GiB")

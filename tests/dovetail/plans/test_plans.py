@@ -204,6 +204,7 @@ def test_of_several_plans_of_a_component_the_most_chunks_count_whatever_their_or
     assert Plans(tmp_path).completed({})["chunk"] == {"unet": 4}
 
 
+@pytest.mark.slow
 def test_states_of_plans_are_not_solved_for_again(
     folder: Path, tmp_path: Path, traced: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,7 @@ def latents_are_kept(swept: Swept) -> None:
         assert torch.equal(swept.go_on(), swept.picture)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 def test_memory_that_runs_out_at_a_request_is_recovered_or_ends_with_one_error(step: int, swept: Swept) -> None:
     for at in numbers_drawn(swept.whole, step):

@@ -79,6 +79,7 @@ def interrupts(read: Read) -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("interrupts")
 @pytest.mark.parametrize("step", slow_but([60], [60, 6]))
 def test_a_read_that_goes_wrong_ends_the_call_with_one_error_and_the_next_one_gives_the_picture(
