@@ -44,8 +44,8 @@ LATENCY = 3e-5
 """The seconds that a copy between devices takes beside its bytes: it is started, and the reader is told of its end.
 
 Exchanges of few bytes take 8 to 14 µs by NCCL on cards in slots (flashinfer-ai/flashinfer#5023), and what Python does
-comes on top. It is 1 to 5 % of the time of a large transformer on L20: at 10 and at 40 µs as many rows of `benchmarks.prediction`
-lie within what is asked, give or take one.
+comes on top. It is 1 to 5 % of the time of a large transformer on L20: at 10 and at 40 µs as many rows of
+`benchmarks.prediction` lie within what is asked, give or take one.
 """
 
 LAUNCH_ON_HOST = 2.5e-5
