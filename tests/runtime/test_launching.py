@@ -122,7 +122,7 @@ def test_an_error_is_kept_until_it_is_read_and_the_call_may_be_made_again(error:
     assert torch.equal(call.leaves()[0].cpu(), value + 1)
 
 
-def test_an_interrupt_of_who_waits_leaves_the_call_going() -> None:
+def test_an_interrupt_of_who_waits_leaves_the_call_going(heeding_interrupts: None) -> None:
     run = Held()
     call = launched(run, torch.zeros(4), "sim:0")
     assert run.reached.wait(60)

@@ -117,7 +117,7 @@ def test_an_error_on_one_device_ends_the_call_and_nothing_else(
 
 
 def test_an_interrupt_while_another_device_works_ends_the_call(
-    compiled: dovetail.CompiledModule, expected: torch.Tensor
+    compiled: dovetail.CompiledModule, expected: torch.Tensor, heeding_interrupts: None
 ) -> None:
     reached, going_on = threading.Event(), threading.Event()
 
