@@ -65,16 +65,24 @@ class Awaited:
                 self._get = None
             later, self._later = self._later, []
         for one in filter(None, (reference() for reference in later)):
-            with contextlib.suppress(Exception):  # which is raised where that is read
-                one()
+            _make(one)
         return self._value
 
     def then(self, make: Callable[[torch.Tensor], torch.Tensor]) -> Awaited:
         """What is made of it when it is there."""
         made = Awaited(lambda: make(self()))
         with self._lock:
-            self._later.append(weakref.ref(made))
+            if self._value is None:
+                self._later.append(weakref.ref(made))
+                return made
+        _make(made)  # another thread has waited for it meanwhile, and who writes to it next is not to be seen
         return made
+
+
+def _make(one: Awaited) -> None:
+    """Makes what was put off; what goes wrong is raised where that is read."""
+    with contextlib.suppress(Exception):
+        one()
 
 
 class Unfinished(torch.Tensor):

@@ -12,9 +12,11 @@ So it does with each operation that takes no such tensors, a page of its own fra
 Where a model calls a function that PyTorch compiles within an export (`flex_attention`), Dynamo keeps that function and
 the modes of the export, which hold the model: a process would keep each such model that was ever traced.
 
+While it runs, an export has the whole process compute without oneDNN, NNPACK and cuDNN.
+
 A hook of an export that sees what is assigned to buffers stays behind in PyTorch 2.11 wherever the export fails.
 
-Of PyTorch's insides this needs eight names; a release without them exports, writes and keeps as it does by itself.
+Of PyTorch's insides this needs nine names; a release without them exports, writes and keeps as it does by itself.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from torch.fx import _lazy_graph_module as graph_modules
 _EXPORTING = "torch.export._trace"
 _ADVISER = "torch.fx.experimental.symbolic_shapes"
 _FAKES = "torch._subclasses.fake_tensor"
+_SWITCHED_OFF = "_ignore_backend_decomps"
 _SYMBOLIZE = "_extract_symbolized_tb"
 _BACKENDS = "torch._dynamo.backends.debugging"
 _BUFFER_HOOKS = "torch._functorch._aot_autograd.utils"
@@ -105,6 +108,25 @@ def modes_let_go() -> Iterator[None]:
         setattr(backends, _WITH_MODES, original)
         for held in kept:
             held.clear()
+
+
+@contextlib.contextmanager
+def backends_left() -> Iterator[None]:
+    """For one export, while no other thread exports: leaves oneDNN, NNPACK and cuDNN as they are.
+
+    An export switches them off for the whole process, for what it would decompose by them; here it decomposes nothing.
+    Threads that compute meanwhile would take other kernels, and get other bits.
+    """
+    exporting: Any = importlib.import_module(_EXPORTING)
+    original = getattr(exporting, _SWITCHED_OFF, None)
+    if original is None:
+        yield
+        return
+    setattr(exporting, _SWITCHED_OFF, contextlib.nullcontext)
+    try:
+        yield
+    finally:
+        setattr(exporting, _SWITCHED_OFF, original)
 
 
 @contextlib.contextmanager

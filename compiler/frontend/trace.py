@@ -36,7 +36,7 @@ from .annotate import annotate, drop_frozen_devices
 from .asked import FAKES, TRACES, answered
 from .autocast import autocast_set, autocast_state, casts_of
 from .call_modes import modes_answered
-from .export_patches import buffer_hooks_let_go, lazily_exported, modes_let_go, quietly_exported
+from .export_patches import backends_left, buffer_hooks_let_go, lazily_exported, modes_let_go, quietly_exported
 from .fakes import cloned_buffers, copy_on_host, fake, faked, frozen
 from .first_trace import import_for_traces
 from .guards import read_guards
@@ -207,7 +207,7 @@ def _export(
     try:
         with (
             torch.no_grad(), AsInEager(), view, lazily_exported(), quietly_exported(), modes_let_go(),
-            buffer_hooks_let_go(),
+            buffer_hooks_let_go(), backends_left(),
         ):  # fmt: skip
             return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
     except Exception as error:

@@ -322,7 +322,7 @@ def _may_be_launched(made: DryCall) -> bool:
     """Whether devices of a component may take turns with a call of it; whether they do is decided of its program."""
     component = made.component
     is_whole = made.call.module is component.module and component.parts.frame is None
-    return component.plan.mode == "batch" and is_whole and not made.traced.symbols
+    return component.plan.may_take_turns and is_whole and not made.traced.symbols
 
 
 def _moved(

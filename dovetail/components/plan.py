@@ -29,6 +29,7 @@ class ComponentPlan:
         chunks: in so many wide parts are computed.
         inductor: whether Inductor compiles its blocks.
         micro_batches: in so many parts the pictures of a call go through its devices.
+        seeks_mode: whether a search is to say how it is split, so that ``mode`` says nothing yet.
     """
 
     rig: Rig
@@ -40,6 +41,7 @@ class ComponentPlan:
     chunks: int = WHOLE
     inductor: bool = False
     micro_batches: int = 1
+    seeks_mode: bool = False
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -60,6 +62,11 @@ class ComponentPlan:
     def takes_turns(self) -> bool:
         """Whether devices, if it has several, may each hold it whole, so that independent calls of it take turns."""
         return self.mode == "batch" and not self.kept_apart
+
+    @property
+    def may_take_turns(self) -> bool:
+        """Whether it may turn out that its independent calls take turns."""
+        return self.mode == "batch" or self.seeks_mode
 
     @property
     def kept_apart(self) -> str:

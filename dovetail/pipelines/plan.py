@@ -108,6 +108,7 @@ def component_plans(
             request.chunks_for(name, role),
             request.compiles(role),
             request.micro_batches_for(name, role),
+            request.chooses_mode(name, role),
         )
 
     rigs = _share_out(request, modules, roles)

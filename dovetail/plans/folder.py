@@ -23,7 +23,7 @@ from ..compiler.ir.signature import Signature, TensorLeaf, is_same
 from ..compiler.ir.structure import is_leaf, show_structure
 from ..compiler.spec.residency import Residency
 from ..conventions.spellings import Settings
-from ..passes.batches.divide import micro_batches_of
+from ..passes.batches.divide import micro_batches_asked
 from ..passes.infra.base import Pass
 from ..passes.pipeline import as_planned
 from ..passes.placement.assignment import Assigned
@@ -84,7 +84,7 @@ class Plans:
             chunks = sorted((chunks_of(one.program), one.component) for one in self._plans)
             found["chunk"] = {name: count for count, name in chunks if count > 1} or None  # the most of a component
         if not found.get("micro_batches"):
-            parts = sorted((micro_batches_of(one.program), one.component) for one in self._plans)
+            parts = sorted((micro_batches_asked(one.program), one.component) for one in self._plans)
             found["micro_batches"] = {name: count for count, name in parts if count > 1} or None
         return found
 

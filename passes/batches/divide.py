@@ -24,7 +24,7 @@ from torch.fx.node import map_arg
 
 from ...compiler.errors import UsageError
 from ...compiler.ir.layouts import is_plain
-from ...compiler.ir.program import IN_PARTS, Placement, Program, origin_of, tensors_of
+from ...compiler.ir.program import IN_PARTS, Placement, Program, origin_of, part_of, tensors_of
 from ...compiler.ir.state import Split, State
 from ...compiler.states.strategy import Strategy
 from ...compiler.states.table import local_call
@@ -66,7 +66,14 @@ class MicroBatches(Pass):
 
 
 def micro_batches_of(program: Program) -> int:
-    """In how many micro-batches a program is computed: as many as were asked for; 1 where it runs whole."""
+    """In how many micro-batches a program is computed; 1 where it runs whole."""
+    if IN_PARTS not in program.facts:
+        return 1
+    return len({part_of(node) for node in program.ops()} - {None})
+
+
+def micro_batches_asked(program: Program) -> int:
+    """How many micro-batches were asked for, where a program is computed in some, maybe in fewer; else 1."""
     steps = [
         step.removeprefix("micro-batches{parts=").rstrip("}") for step in program.history if "micro-batches{" in step
     ]

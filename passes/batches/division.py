@@ -81,13 +81,14 @@ def _divided(program: Program, size: int, count: int) -> Division | NotDivisible
             return found
         first = first or found
         whole = _inputs_of(failed, inputs) if failed is not None else inputs
-        inputs = inputs - whole if whole < inputs else set()
+        inputs = inputs - whole if whole and whole < inputs else set()
     return first or NotDivisible("its inputs are of one picture")
 
 
 def _refused(node: Node) -> NotDivisible:
     where = origin_of(node).source
     why = "takes several pictures together" if tensors_of(node) else "asks for the numbers of pictures"
+    why = "writes, where it may be before or behind what parts read" if writes(node) else why
     return NotDivisible(f"%{node.name} = {name_of(node)}{f', from {where},' if where else ''} {why}")
 
 
@@ -158,8 +159,8 @@ class _Walk:
         for one, state in results.items():
             if not isinstance(state, Split) or len(state.segments) > 1:
                 return NotDivisible(f"the parts of its result %{one.name} do not follow one another")
-        if not results:
-            return NotDivisible("its results are not of the pictures of its inputs")
+        if self.ways.keys().isdisjoint(results):
+            return NotDivisible("none of its results is computed of the pictures of its inputs")
         return Division(count, size, self.states, self.ways)
 
 

@@ -18,13 +18,14 @@ from ...compiler.devices.device import Device
 from ...compiler.devices.rig import Rig
 from ...compiler.errors import DoesNotFitError, UsageError
 from ...compiler.ir.eligibility import bias_of, marked_weights
-from ...compiler.ir.program import Program
+from ...compiler.ir.program import IN_PARTS, Program
 from ...compiler.ir.slices import Bounds, cover
 from ...compiler.ir.weight import Weight
 from ...compiler.spec.residency import Residency
 from ...compiler.states.parts import pieces
 from ...compiler.units import format_bytes
 from ..analysis.memory_needs import Need, needs_of
+from ..batches.interleave import Interleave
 from ..infra.base import Change, Pass
 from ..rewrites.reorder import Reorder
 from ..rewrites.reuse import Reuse
@@ -109,7 +110,8 @@ def arranged(program: Program) -> Program:
 
 def _arrange(copy: Program) -> None:
     moving = () if copy.is_grouped or len(copy.devices) == 1 else (Hoist(), Sink())
-    for step in (Pin(), *moving, Cut(), Reuse(), Reorder()):
+    in_turn = (Interleave(),) if IN_PARTS in copy.facts else ()
+    for step in (Pin(), *moving, *in_turn, Cut(), Reuse(), Reorder()):
         step.run(copy)
 
 

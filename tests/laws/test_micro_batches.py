@@ -24,7 +24,7 @@ from dovetail.compiler.ir.schedule import Await, Copy, Run, Schedule
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 from dovetail.components.compiled import CompiledModule
-from dovetail.passes.batches.divide import micro_batches_of
+from dovetail.passes.batches.divide import micro_batches_asked, micro_batches_of
 from dovetail.passes.simulate.timeline import timeline
 from dovetail.passes.verify.verifier import verify
 from dovetail.runtime.store.program_weights import ProgramWeights
@@ -302,3 +302,45 @@ def test_one_part_changes_no_schedule(module: nn.Module) -> None:
     one, none = (dovetail.compile(module, (X,), backend="sim0&sim1", micro_batches=parts) for parts in (1, None))
     assert str(one) == str(none)
     assert str(one.schedule) == str(none.schedule)
+
+
+class Stepping(nn.Module):
+    """Writes to what all pictures read, after they have read it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        step = torch.zeros(16)
+        y = self.first(x) + step
+        step.add_(1)
+        return self.second(y + step)
+
+
+class Passing(nn.Module):
+    """Gives back what it was given, and no more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.second(self.first(x))
+        return x
+
+
+@pytest.mark.parametrize("kind", [Stepping, Passing])
+def test_what_is_not_to_be_taken_apart_runs_whole(kind: type[nn.Module]) -> None:
+    module, x = kind().eval(), torch.randn(4, 16)
+    compiled = dovetail.compile(module, (x,), backend="sim0&sim1", micro_batches=2)
+    assert micro_batches_of(compiled.program) == 1
+    with torch.no_grad():
+        assert torch.equal(compiled(x).cpu(), module(x))
+
+
+def test_fewer_pictures_than_parts_are_told_as_they_are() -> None:
+    module, x = Stack((Gated,), 2).eval(), torch.randn(2, 8, WIDTH)
+    compiled = dovetail.compile(module, (x,), backend="sim0&sim1", micro_batches=4)
+    assert micro_batches_of(compiled.program) == 2
+    assert micro_batches_asked(compiled.program) == 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -202,3 +203,24 @@ def test_arguments_are_told_apart() -> None:
     (found,), kwargs = finished(((one,), {"y": 1}))
     assert found is real
     assert kwargs == {"y": 1}
+
+
+def test_what_is_put_off_while_another_thread_waits_is_made_before_the_next_write() -> None:
+    real, go, waits = torch.ones(3), threading.Event(), threading.Event()
+
+    def get() -> torch.Tensor:
+        waits.set()
+        assert go.wait(60)
+        return real
+
+    awaited, casts = Awaited(get), list[Awaited]()
+    reader = threading.Thread(target=awaited)
+    reader.start()
+    assert waits.wait(60)
+    caster = threading.Thread(target=lambda: casts.append(awaited.then(torch.Tensor.double)))
+    caster.start()
+    go.set()
+    reader.join(60)
+    caster.join(60)
+    awaited().mul_(2)
+    assert torch.equal(casts[0](), torch.ones(3, dtype=torch.float64))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ...compiler.ir.program import Program
 from ...compiler.spec.residency import Residency
 from ...conventions.copied import FOLDER, generate_line
-from ...passes.batches.divide import micro_batches_of
+from ...passes.batches.divide import micro_batches_asked
 from ...passes.rewrites.chunk import chunks_of
 from ...passes.states.states import split_mode_of
 
@@ -22,7 +22,7 @@ def settings_of(programs: Mapping[str, Program]) -> dict[str, str]:
     parts = {name.partition(".")[0]: one for name, one in programs.items()}
     resting = {name: one.kept for name, one in parts.items() if one.kept is not Residency.DEVICE}
     chunks = {name: chunks_of(one) for name, one in parts.items()}
-    parts_of = {name: micro_batches_of(one) for name, one in parts.items()}
+    parts_of = {name: micro_batches_asked(one) for name, one in parts.items()}
     modes = {name: split_mode_of(one) for name, one in parts.items()}
     found = {
         "--backend": {name: "&".join(map(str, one.devices)) for name, one in parts.items()},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
+from typing import ClassVar
 
 import pytest
 import torch
@@ -79,3 +80,19 @@ def test_no_hook_of_new_buffers_stays_that_an_export_left(monkeypatch: pytest.Mo
         trace(Branching(), (torch.ones(2),))
     assert {*hooks} == {*before, own.id}
     own.remove()
+
+
+class Switched(nn.Module):
+    """Notes whether the kernels of a library are taken while it runs."""
+
+    seen: ClassVar[list[bool]] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen.append(torch._C._get_mkldnn_enabled())
+        return x * 2
+
+
+def test_the_process_computes_by_the_same_kernels_while_a_model_is_traced() -> None:
+    trace(Switched(), (torch.ones(2),))
+    assert Switched.seen
+    assert all(Switched.seen)

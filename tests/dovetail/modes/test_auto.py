@@ -147,3 +147,20 @@ def test_a_module_by_its_parts_is_placed_by_layers() -> None:
     module = ByParts().eval()
     compiled = dovetail.compile(module, (X,), backend="sim0&sim1", split_mode="auto")
     assert torch.allclose(compiled(X).cpu(), module(X), atol=1e-6)
+
+
+def mode_asked(account: Account) -> str:
+    return account.settings["--split-mode"].partition("diffusion=")[2].partition(",")[0]
+
+
+@pytest.mark.slow
+def test_calls_that_take_turns_are_a_way_of_auto() -> None:
+    pipe, call = flux()
+    call |= {"negative_prompt": "none", "true_cfg_scale": 3.0}
+    dry = DryPipeline(pipe, {"rig": ROOMY, "split_mode": "auto"})
+    try:
+        account = dry.account(dry(**call))
+        assert mode_asked(account) == "batch"
+        assert any("take turns on" in line for line in account.remarks())
+    finally:
+        dry.undo()
