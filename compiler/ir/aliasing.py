@@ -112,9 +112,24 @@ def in_place(target: Any) -> Any:
         return None
     packet = getattr(getattr(torch.ops, target.namespace), f"{target.overloadpacket.__name__}_", None)
     twin = getattr(packet, target._overloadname, None)
-    if twin is None or [a.name for a in twin._schema.arguments] != [a.name for a in target._schema.arguments]:
-        return None
-    return twin
+    return twin if twin is not None and _takes(twin) == _takes(target) else None
+
+
+@cache
+def out_of_place(target: Any) -> Any:
+    """The elementwise operation that one is the in-place form of, by what both take; None where there is none.
+
+    The two may be named apart: ``pow_.Scalar`` is that of ``pow.Tensor_Scalar``.
+    """
+    name = target.overloadpacket.__name__ if isinstance(target, torch._ops.OpOverload) else ""
+    packet = getattr(getattr(torch.ops, target.namespace), name.removesuffix("_"), None) if name.endswith("_") else None
+    each = (getattr(packet, one) for one in packet.overloads()) if packet is not None else ()
+    return next((one for one in each if torch.Tag.pointwise in one.tags and _takes(one) == _takes(target)), None)
+
+
+def _takes(target: torch._ops.OpOverload) -> list[tuple[str, str, bool]]:
+    """The arguments of an operation, but for what it writes of them."""
+    return [(one.name, str(one.type), one.kwarg_only) for one in target._schema.arguments]
 
 
 def overwrites(node: Node) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -11,6 +12,8 @@ from ..passes.fit.groups import groups_of
 from ..passes.fit.machine import Machine
 from ..passes.fit.search import Solution, search
 from ..passes.fit.workload import Budgets, Load
+
+logger = logging.getLogger(__name__)
 
 WORTH = 0.95
 """A picture is said to be quicker under a mode where it takes no more than this part of the time."""
@@ -38,15 +41,20 @@ def quicker(loads: Sequence[Load], solution: Solution, machine: Machine, budgets
     """How long a picture takes under `auto`, where no mode was asked for and it is quicker so.
 
     It is by the best of known recipes, so that it takes about a second of the processor for a large model: what is
-    solved for under `auto` takes no longer.
+    solved for under `auto` takes no longer. Nobody asked for it, so nothing is said where the search itself fails.
     """
     if any(load.asked.mode != "layer" for load in loads) or not groups_of(machine, budgets):
         return None
     changed = [_roughly(load, solution) for load in loads]
     if not any(load.asked.chooses_mode for load in changed):
         return None
-    found = search(changed, machine, budgets)
-    forget(changed)
+    try:
+        found = search(changed, machine, budgets)
+    except Exception as error:  # a defect of what is solved for, which who asks for a mode is told of
+        logger.debug("it is not known what a picture takes under %s: %s", QUICKEST, error, exc_info=True)
+        return None
+    finally:
+        forget(changed)
     if found is None or found.seconds > WORTH * solution.seconds:
         return None
     return Quicker(found.seconds, solution.seconds)

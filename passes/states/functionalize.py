@@ -23,7 +23,7 @@ from ...compiler.ir.aliasing import (
     Alias,
     alias_class,
     argument_of,
-    in_place,
+    out_of_place,
     possible_memory,
     written_by,
 )
@@ -33,6 +33,8 @@ from ...compiler.ir.value import TensorType, dense_stride, filled_stride, reloca
 from ...compiler.states.strategy import name_of, shape_of
 
 _ATEN = torch.ops.aten
+_BY_PLACE = frozenset(("as_strided", "as_strided_", "slice_inverse"))
+"""Views that count from the start of a storage, not from that of their operand."""
 
 
 def functionalize(program: Program) -> int:
@@ -84,7 +86,7 @@ def _write_of(node: Node, memory: Sequence[Node]) -> _Write | None:
     value, parts = node.args[0], list[Node]()
     if not isinstance(value, Node) or written_by(node) != [value] or not _is_known(node):
         return None
-    if any(one.op != "call_function" or one.target is RESHARD for one in memory):
+    if any(one.op != "call_function" or one.target is RESHARD or name_of(one) in _BY_PLACE for one in memory):
         return None
     before = [one for one in memory if one < node]
     later = {one for one in before if any(node < user for user in one.users)}
@@ -99,15 +101,7 @@ def _write_of(node: Node, memory: Sequence[Node]) -> _Write | None:
 
 def _is_known(node: Node) -> bool:
     """Whether it is known which numbers an operation writes."""
-    return name_of(node) in ("copy_", "fill_", "zero_") or _out_of_place(node.target) is not None
-
-
-def _out_of_place(target: Any) -> Any:
-    """The elementwise operation that one is the in-place form of; None where there is none."""
-    packet = getattr(target, "overloadpacket", None)
-    name = getattr(packet, "__name__", "")
-    found = getattr(getattr(_ATEN, name.removesuffix("_"), None), getattr(target, "_overloadname", ""), None)
-    return found if name.endswith("_") and in_place(found) is target else None
+    return name_of(node) in ("copy_", "fill_", "zero_") or out_of_place(node.target) is not None
 
 
 def _is_filled(value: Node) -> bool:
@@ -163,7 +157,7 @@ class _Values:
         found.meta["origin"] = origin_of(self._write.node)
         return found
 
-    def _add(self, value: TensorType, target: Any, *args: Any, **kwargs: Any) -> Node:
+    def _add(self, value: TensorType, target: Any, /, *args: Any, **kwargs: Any) -> Node:
         with self._program.graph.inserting_before(self._write.node):
             made = self._program.graph.call_function(target, args, kwargs)
         made.meta = {"value": value, "origin": origin_of(self._write.node)}
@@ -175,7 +169,7 @@ class _Values:
     def _written(self) -> Node:
         """The numbers that are written, in memory of their own, or in that of an operand where they become a part."""
         node, target, name = self._write.node, self._write.target, name_of(self._write.node)
-        (kind,), twin = tensors_of(target), _out_of_place(node.target)
+        (kind,), twin = tensors_of(target), out_of_place(node.target)
         if twin is not None:
             made = self._fresh(replace(kind, dtype=_dtype_of(twin, node)))
             return self._as(kind, self._add(made, twin, *node.args, **node.kwargs))
@@ -188,14 +182,17 @@ class _Values:
             repeated = replace(of_given, shape=kind.shape, stride=steps)
             given = self._add(repeated, _ATEN.expand.default, given, list(kind.sizes))
         found = self._as(kind, given)
-        return found if self._write.parts or found is not given else self._own(found)
+        return found if self._write.parts or found is not given else self._own(found)  # what `_as` made lies in order
 
     def _as(self, kind: TensorType, given: Node) -> Node:
-        """Numbers in the dtype of others."""
+        """Numbers in the dtype of others, which lie in order where that is another one than theirs."""
         (has,) = tensors_of(given)
         if has.dtype == kind.dtype:
             return given
-        return self._add(self._fresh(replace(has, dtype=kind.dtype)), _ATEN.to.dtype, given, kind.dtype)
+        dense = dense_stride(has.shape)
+        made = replace(has, dtype=kind.dtype, stride=dense, storage=next(self._storages))
+        layout = {} if has.stride == dense else {"memory_format": torch.contiguous_format}
+        return self._add(made, _ATEN.to.dtype, given, kind.dtype, **layout)
 
     def _own(self, given: Node) -> Node:
         """A copy of numbers, which lies in order."""

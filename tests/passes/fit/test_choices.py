@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.compiler.devices.device import Device
 from dovetail.compiler.devices.rig import Rig
+from dovetail.fitting.chosen import quicker
 from dovetail.fitting.decide import why_not_used
 from dovetail.passes.fit.choices import choices
 from dovetail.passes.fit.group_work import GroupWork, Work
@@ -172,3 +174,24 @@ def test_what_takes_next_to_nothing_is_under_no_mode() -> None:
     assert found is not None
     assert found.ways["diffusion"].mode == "sequence"
     assert found.ways["te"].mode == "layer"
+
+
+@dataclass(frozen=True)
+class Failing(GroupWork):
+    """Work of which the states cannot be solved for, against all expectation."""
+
+    def over(self, devices: Sequence[Device]) -> Work | NotPossible:
+        raise TypeError("an operation with an argument that no rule expects")
+
+
+def test_nothing_is_said_of_a_mode_that_nobody_asked_for_where_its_states_cannot_be_solved_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one, given = component(asked=Asked(), sequence=1.0), budgets(300, 300)
+    by_layers = search([one], machine(), given)
+    assert by_layers is not None
+    assert quicker([one], by_layers, machine(), given) is not None
+    failing = replace(one, work=Failing([], lambda program: program, Rig(), "auto"))
+    with caplog.at_level("DEBUG", logger="dovetail"):
+        assert quicker([failing], by_layers, machine(), given) is None
+    assert "an operation with an argument that no rule expects" in caplog.text

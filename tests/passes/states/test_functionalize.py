@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dovetail.compiler.ir.aliasing import writes
-from dovetail.compiler.ir.program import Program
+from dovetail.compiler.ir.program import Program, tensors_of
 from dovetail.passes.states.forms import put_in_form
 from dovetail.passes.states.functionalize import functionalize
 from dovetail.passes.verify.verifier import verify
@@ -40,6 +40,9 @@ WRITES = {
     "fill_ with a tensor": lambda part, x: part.fill_(x.amax()),
     "zero_": lambda part, x: part.zero_(),
     "masked_fill_": lambda part, x: part.masked_fill_(part > 0.5, -1),
+    "addcmul_ with a factor": lambda part, x: part.addcmul_(part, part, value=0.5),
+    "pow_ with a number": lambda part, x: part.pow_(2),
+    "pow_ with a tensor": lambda part, x: part.pow_(torch.full_like(part, 2)),
 }
 
 
@@ -61,11 +64,13 @@ class Written(nn.Module):
 
 
 def computed(program: Program, *given: Tensor) -> list[Tensor]:
-    """What a program yields, operation by operation."""
+    """What a program yields, operation by operation; each value lies as the program says."""
     values = dict(zip(program.inputs(), given, strict=True))
     for node in program.ops():
         args = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
         values[node] = node.target(*args[0], **args[1])  # type: ignore[operator]
+        for kind in tensors_of(node) if isinstance(values[node], Tensor) else ():
+            assert values[node].stride() == kind.stride, node
     return [values[one] for one in program.output.args[0]]  # type: ignore[union-attr, misc, index]
 
 
@@ -110,6 +115,60 @@ def test_a_write_stays_of_which_another_view_is_read() -> None:
     names = [node.name for node in program.ops()]
     assert functionalize(program) == 0
     assert [node.name for node in program.ops()] == names
+
+
+class Placed(nn.Module):
+    """Writes into a row of which the memory is also named by its place in the storage, before and after."""
+
+    def __init__(self, is_before: bool) -> None:
+        super().__init__()
+        self.is_before = is_before
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        row = (x * 2)[3]
+        first = row.as_strided((6,), (1,), 0) if self.is_before else None
+        row.mul_(3)
+        return [(row.as_strided((6,), (1,), 0) if first is None else first) + 1]
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_write_stays_where_memory_is_named_by_its_place_in_a_storage(is_before: bool) -> None:
+    module, x = Placed(is_before), torch.randn(6, 6)
+    program = traced(module, x)
+    assert functionalize(program) == 0
+    assert all(map(torch.equal, computed(program, x), module(x)))
+
+
+OTHERS = {
+    "turned": lambda x: x.double().add(1).transpose(-1, -2),
+    "channels last": lambda x: x.double().contiguous(memory_format=torch.channels_last),
+    "a column": lambda x: x.double()[..., :1],
+    "a channel": lambda x: x.double()[:, :1].transpose(-1, -2),
+    "half as wide": lambda x: x.half(),
+}
+
+
+class Copied(nn.Module):
+    """Copies numbers of another dtype, which lie otherwise, over a value that is read as one row."""
+
+    def __init__(self, other: str) -> None:
+        super().__init__()
+        self.other = other
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        value = x * 2
+        row = value.view(-1)
+        value.copy_(OTHERS[self.other](x))
+        return [row + 1, value.view(-1) * 3]
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_numbers_of_another_dtype_are_copied_in_the_order_of_the_value(other: str) -> None:
+    module, x = Copied(other), torch.randn(2, 3, 6, 6)
+    program = traced(module, x)
+    assert functionalize(program) == 1
+    verify(program)
+    assert all(map(torch.equal, computed(program, x), module(x)))
 
 
 @pytest.mark.parametrize("name", ["CogView4Transformer2DModel", "HunyuanVideoTransformer3DModel", "UMT5EncoderModel"])
