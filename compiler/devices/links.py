@@ -227,6 +227,9 @@ def _reach(rates: dict[Device, Rates], members: Span, found: Rates, known: Colle
 def _join(roots: dict[Device, str], members: Span, root: Span, known: Collection[Device]) -> None:
     """Gives some devices their root."""
     name = root.value.lower()
+    if "flop" in name:
+        expected = "what cards compute, such as cuda0+cuda1@92/104TFLOPS, or a root such as cuda0+cuda1@root0"
+        raise root.error(f"{root.value!r} is no rate", expected)
     if not _ROOT.fullmatch(name):
         raise root.error(f"{root.value!r} is no name of a root", "a word such as root0")
     found = [_device(one, known) for one in members.split("+&")]

@@ -8,7 +8,6 @@ said of their states is said once a process, and those of which passes warned. R
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import logging
@@ -61,7 +60,9 @@ def read(key: str, traced: Program) -> Program | None:
             if why:
                 raise NoEntry(why)
             read_title(file, LOWERED)
-            digest, text = file.readline(100).removesuffix(b"\n"), file.read()
+            title, digest, text = *(file.readline(100).removesuffix(b"\n") for _ in range(2)), file.read()
+        if title != key.encode():
+            raise NoEntry("it is of something else")
         if digest != _digest(text):
             raise NoEntry("it is damaged")
         program = _completed(parse_program(text.decode()), traced)
@@ -83,10 +84,10 @@ def keep(key: str, program: Program) -> None:
 
 def _keep(key: str, program: Program) -> None:
     lines = list(lines_of(program))
-    if any(" opaque " in line for line in lines):
-        return
+    if any(" opaque " in line for line in lines) or _stamped() != _IMPORTED:
+        return  # opaque values are not in the text; sources that were replaced meanwhile have made nothing of this
     text = "\n".join(lines).encode()
-    head = LOWERED + json.dumps(program.name)[1:-1].encode() + b"\n" + _digest(text) + b"\n"
+    head = LOWERED + json.dumps(program.name)[1:-1].encode() + b"\n" + key.encode() + b"\n" + _digest(text) + b"\n"
     try:
         folder.write(key, [head, text], folder.limit(), folder.PROGRAM)
     except OSError as error:
@@ -118,6 +119,19 @@ def _digest(text: bytes) -> bytes:
     return hashlib.blake2b(text, digest_size=20).hexdigest().encode()
 
 
-@functools.cache
+def _stamped() -> object:
+    """The files of dovetail with their sizes and times; None where they cannot be listed."""
+    try:
+        return own_sources()
+    except (CannotBeKeptError, OSError):
+        return None
+
+
+_IMPORTED = _stamped()
+"""The files when this was imported: where they are others later, nobody knows which of them are in memory."""
+
+
 def _sources() -> object:
-    return own_sources()
+    if _IMPORTED is None:
+        raise CannotBeKeptError("the files of dovetail cannot be listed")
+    return _IMPORTED

@@ -45,7 +45,7 @@ def _choice(
 ) -> Choice:
     found = _kind(solution, load)
     other = solution if found == mode else search(loads, machine, budgets, {load.name: mode})
-    if other is not None:
+    if other is not None and not (mode == LAYER and _kind(other, load) == ALONE):
         return Choice(load.name, mode, other.ways[load.name].devices, other.seconds, is_taken=other is solution)
     return Choice(load.name, mode, why=_why(load, mode, machine, budgets, loads))
 
@@ -60,7 +60,8 @@ def _why(load: Load, mode: str, machine: Machine, budgets: Budgets, loads: Seque
     if mode == ALONE:
         return "no device has room for it"
     if mode == LAYER:
-        return "on several devices it is never quicker than on one" if len(machine.devices) > 2 else "there is one"
+        several = "by layers over several devices it is never quicker than on one"
+        return several if len(machine.devices) > 2 else "there is one"
     groups = [load.asked.devices] if load.asked.devices else groups_of(machine, budgets)
     reason = why_no_group(load.under(mode), machine, budgets, places_of(loads, budgets), groups)
     return reason or "devices have no room for it so beside other components"

@@ -79,22 +79,26 @@ class GroupWork:
         """What one call of a program takes."""
         known = _KNOWN.setdefault(traced, {})
         packed = tuple((name, weight.quant) for name, weight in traced.weights.items() if weight.quant)
-        key = self.mode, self.shares, self.chunks, self.is_rough, self._alike(devices), packed, traced.adapters
+        free = tuple(map(self.rig.free.get, devices)) if self.mode == "row" else ()  # rows are given by memory
+        key = self.mode, self.shares, self.chunks, self.is_rough, self._alike(devices), packed, traced.adapters, free
         if key not in known:
             known[key] = self._solved(traced, devices)
         return known[key]
 
     def _alike(self, devices: Sequence[Device]) -> Hashable:
-        """What is equal for groups that have equal states: the speeds, and where links are told apart these."""
+        """What is equal for groups that have equal states: the speeds, and where links are told apart these.
+
+        Of several processes also which they are, and the networks that join them.
+        """
         speeds = speeds_of(self.rig)
         each = tuple((speeds[device], tuple(speeds[device].flops.items())) for device in devices)
-        if len({device.process for device in devices}) > 1:
-            return tuple(devices)
-        if not speeds.ways and not speeds.roots:
+        processes = tuple(device.process for device in devices) if len({one.process for one in devices}) > 1 else ()
+        if not speeds.ways and not speeds.roots and not processes:
             return each
         ways = tuple(speeds.way(one, other) for one in devices for other in devices if one != other)
         roots = [speeds.roots.get(device) for device in devices]
-        return each, ways, tuple(root and roots.index(root) for root in roots)
+        networks = frozenset(speeds.networks.items()) if processes else frozenset()
+        return each, ways, tuple(root and roots.index(root) for root in roots), processes, networks
 
     def forget(self) -> None:
         """Drops the programs that were prepared, of which a search keeps one for all modes."""

@@ -7,7 +7,8 @@ and all into it what it receives by (`Speeds.taken`); devices of one root share 
 each takes its seconds there, and has passed when all of these are over. What is copied can be read a latency later. A
 load begins where it stands, as soon as its lane is free and the slot that it lands in was
 released: on a device that is launched from the host that may be long before the operations that were issued earlier
-have run. On the host, and on simulated devices, which compute as they are issued, it is not.
+have run. On the host, and on simulated devices, which compute as they are issued, it is not; but simulated devices of a
+group, which are issued from a thread each, count as the cards that they stand for.
 
 What stays for the program is there already. What stays for a phase is counted apart (`Timeline.bringing`), for it comes
 once and not in every step.
@@ -91,6 +92,7 @@ class ClockWalk:
 
     def __post_init__(self) -> None:
         self.pieces = pieces(self.program)
+        self.is_grouped = self.program.is_grouped
 
     def walk(self) -> None:
         """Carries out all instructions of the program; raises ValueError where it has no schedule."""
@@ -155,8 +157,18 @@ class ClockWalk:
 
     def issue(self, device: Device) -> None:
         """The host goes on; where it computes itself what it issues, when that is done, but in a thread a device."""
-        if (device.is_host or device.is_simulated) and IN_PARTS not in self.program.facts:
+        if self.is_awaited(device):
             self.issued = max(self.issued, self.computed[device])
+
+    def is_awaited(self, device: Device) -> bool:
+        """Whether the host itself computes what it issues on a device, in the thread that issues all.
+
+        Simulated devices of a group work at once, as the cards would whose speeds they are given.
+        """
+        if IN_PARTS in self.program.facts:
+            return False
+        is_card = device.is_simulated and self.speeds[device].label != self.speeds[self.program.rig.host].label
+        return device.is_host or (device.is_simulated and not (self.is_grouped and is_card))
 
     def wait(self, device: Device, until: float) -> None:
         """A device waits for what a lane brings."""

@@ -106,7 +106,9 @@ def _are_equal(one: Program, other: Program) -> bool:
 def _is_alike(node: Node, like: Node) -> bool:
     if node.name != like.name or node.op != like.op or node.target != like.target:
         return False
-    return node.meta == like.meta and _is_same(node.args, like.args) and _is_same(node.kwargs, like.kwargs)
+    if node.meta != like.meta or not _is_same(node.meta, like.meta):
+        return False
+    return _is_same(node.args, like.args) and _is_same(node.kwargs, like.kwargs)
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -119,6 +121,8 @@ def _is_same(one: Any, other: Any) -> bool:
         return (
             isinstance(other, dict) and one.keys() == other.keys() and all(_is_same(one[at], other[at]) for at in one)
         )
+    if isinstance(one, (float, complex)):
+        return type(one) is type(other) and repr(one) == repr(other)  # 0.0 equals -0.0
     return type(one) is type(other) and bool(one == other)
 
 
@@ -126,4 +130,4 @@ def _as_if_free(group: Group) -> Group:
     """The same devices, where nothing takes time but work and memory traffic."""
     speeds = group.speeds
     devices = {one: replace(speed, launch=0.0, peer=_FREE, link=_FREE) for one, speed in speeds.devices.items()}
-    return replace(group, speeds=replace(speeds, devices=devices, ways={}, roots={}, latency=0.0))
+    return replace(group, speeds=replace(speeds, devices=devices, ways={}, networks={}, roots={}, latency=0.0))

@@ -127,11 +127,17 @@ def test_spellings(typed: str, written: str) -> None:
         ("cuda0@60TFLOPS;cuda0@50TFLOPS", "what cuda0 computes stands twice"),
         ("cuda2@60TFLOPS", "the rig has no cuda2"),
         ("cuda0@60", "is no name of a root"),
+        *((f"cuda0+cuda1@{one}", f"'{one}' is no rate") for one in ("TFLOPS", "nanTFLOPS", "fastTFLOPS", "gflops100")),
     ],
 )
 def test_what_is_no_link_is_refused_in_our_words(links: str, problem: str) -> None:
     with pytest.raises(SpecError, match=problem):
         Rig.parse(f"{TWO};{links}")
+
+
+def test_a_rate_without_a_number_is_told_how_one_is_typed() -> None:
+    with pytest.raises(SpecError, match=r"cuda0\+cuda1@92/104TFLOPS"):
+        Rig.parse(f"{TWO};cuda0+cuda1@tflops")
 
 
 @pytest.mark.parametrize("link", ["cuda0-1/cuda0=50GB/s", "cuda0+1/cuda0@root0"])

@@ -123,6 +123,29 @@ def test_other_sources_have_programs_of_their_own(model: torch.nn.Module, monkey
         kept(traced(model), never)
 
 
+def test_what_sources_made_that_were_replaced_meanwhile_is_not_kept(
+    model: torch.nn.Module, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(programs, "own_sources", lambda: [[("compiler/ir/program.py", 1)]])
+    kept(traced(model), made)
+    assert not list(cache.glob("*.program"))
+
+
+def test_programs_whose_files_were_exchanged_are_not_taken_for_each_other(
+    model: torch.nn.Module, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cases = (traced(model), ("layer", True)), (traced(model, "sim0=64MiB"), ("layer", True))
+    firsts = [str(kept(base, made, how).schedule) for base, how in cases]
+    one, other = cache.glob("*.program")
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+    again = (traced(model), ("layer", True)), (traced(model, "sim0=64MiB"), ("layer", True))
+    with caplog.at_level(logging.WARNING):
+        assert [str(kept(base, made, how).schedule) for base, how in again] == firsts
+    assert caplog.text.count("is not used: it is of something else") == 2
+
+
 def test_a_trace_that_is_not_kept_has_no_program_that_is(model: torch.nn.Module, cache: Path) -> None:
     base = traced(model)
     assert traces.key_of_trace(base)

@@ -87,6 +87,8 @@ def test_what_each_mode_takes_is_told() -> None:
     assert why["batch"] == "the inputs are of one picture"
     assert [row[1] for row in told["choices"]] == [one["mode"] + " (taken)" * one["taken"] for one in every]
     assert document["auto"] is None
+    assert account.decision is not None
+    assert account.seconds == pytest.approx(account.decision.solution.seconds, rel=0.01)
 
 
 def test_without_a_mode_a_line_says_what_it_would_gain_and_nothing_changes() -> None:

@@ -95,6 +95,7 @@ def test_what_each_mode_takes_is_no_less_than_what_was_taken(reached: dict[str, 
         assert choice.seconds is None or choice.seconds >= found.seconds / 1.003
         assert choice.mode in reached or choice.mode in (ALONE, LAYER) or choice.seconds is None
         assert len(choice.devices) == 1 or choice.mode != ALONE
+        assert len(choice.devices) != 1 or choice.mode != LAYER
 
 
 def found_by(one: Load, given: Budgets) -> Solution:

@@ -141,7 +141,10 @@ def test_what_stays_for_a_phase_is_counted_apart() -> None:
     assert found.seconds == pytest.approx(computing(one, speeds(one)))
 
 
-def test_devices_that_share_rows_compute_at_the_same_time() -> None:
+@pytest.mark.parametrize("kind", ["cuda", "sim"])
+def test_devices_that_share_rows_compute_at_the_same_time(kind: str) -> None:
+    """So do simulated ones that stand for cards."""
+
     class Wide(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -153,8 +156,11 @@ def test_devices_that_share_rows_compute_at_the_same_time() -> None:
             return x
 
     traced = trace(Wide(), (torch.ones(8, 512),))
-    traced.rig = Rig.parse("cuda0=1GiB,cuda1=1GiB")
+    traced.rig = Rig.parse(f"{kind}0=1GiB,{kind}1=1GiB")
     one = PassManager(default_passes((1.0, 1.0), split_mode="row")).run(traced)
     known = speeds(one, computing=1e6, link=1e15)
     whole = computing(one, known)
-    assert whole / 2 <= timeline(one, known).seconds < 0.6 * whole
+    cards = {one: speed if one.is_host else replace(speed, label="a card") for one, speed in known.devices.items()}
+    assert whole / 2 <= timeline(one, replace(known, devices=cards)).seconds < 0.6 * whole
+    if kind == "sim":
+        assert timeline(one, known).seconds == pytest.approx(whole, rel=0.01)  # at the speed of a host that they share

@@ -101,6 +101,20 @@ def test_programs_that_differ_share_nothing() -> None:
         assert forms_with_solvers(base, "sequence", group(1, 2)) is not first
 
 
+@pytest.mark.parametrize("place", ["args", "meta"])
+def test_the_sign_of_a_zero_tells_programs_apart(place: str) -> None:
+    programs = [BASE.copy() for _ in range(3)]
+    for program, zero in zip(programs, (0.0, -0.0, 0.0), strict=True):
+        node = next(program.ops())
+        if place == "args":
+            node.args = (*node.args, zero)
+        else:
+            node.meta["noted"] = {"fill": (zero,)}
+    positive, negative, same = programs
+    assert kept_forms._are_equal(positive, same)
+    assert not kept_forms._are_equal(positive, negative)
+
+
 def test_few_are_kept(built: list[str]) -> None:
     with kept():
         for share in range(1, 9):
