@@ -243,7 +243,9 @@ def test_a_part_that_runs_out_of_memory_is_computed_once_more(
     assert "transformer ran out of memory and runs once more" in caplog.text
 
 
-def test_an_interrupt_waits_for_what_was_launched(painted: Painted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_waits_for_what_was_launched(
+    painted: Painted, monkeypatch: pytest.MonkeyPatch, heeding_interrupts: None
+) -> None:
     pipe, call, eager = painted
     ended: list[int] = []
 
