@@ -30,7 +30,8 @@ class Quicker:
     instead: float
 
     def __str__(self) -> str:
-        return f"`--split-mode {QUICKEST}`: {duration(self.seconds)} in place of {duration(self.instead)}"
+        takes = f"{duration(self.seconds)} in place of {duration(self.instead)}"
+        return f"`--split-mode {QUICKEST}`: {takes}, as is predicted; last bits may change"
 
     def as_data(self) -> dict[str, float]:
         """Both as JSON has them."""

@@ -245,12 +245,17 @@ def why_used(solution: Solution, loads: Sequence[Load], machine: Machine, budget
     for (kind, _), devices in behind.items():
         idle = [one for one in machine.devices if one not in used and kinds.get(one) == kind]
         without = replace(budgets, devices={**budgets.devices, **dict.fromkeys((devices[-1], *idle), 0)})
-        other = search(loads, machine, without)
+        other = search(loads, machine, without) or search(_by_layers(loads), machine, without)
         longer = _longer(other.seconds / solution.seconds, "take about as long") if other else ""
         one_less = f"one of {joined(devices)}" if len(devices) > 1 else str(devices[0])
         others = f", and without {joined(sorted(idle, key=machine.devices.index))} in its place," if idle else ""
         notes.append(f"without {one_less}{others} {f'a picture would {longer}' if longer else 'nothing fits'}")
     return notes
+
+
+def _by_layers(loads: Sequence[Load]) -> list[Load]:
+    """The components as they are placed where no group is there for a mode that was asked for."""
+    return [load.by_layers if load.asked.seeks_group else load for load in loads]
 
 
 def why_not_used(solution: Solution, loads: Sequence[Load], machine: Machine, budgets: Budgets) -> list[str]:
