@@ -6,7 +6,7 @@ reads on each of them what that device has of its operands; where it needs somet
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from torch.fx import Node
@@ -156,6 +156,14 @@ def is_packed(node: Node, device: Device, taken: Box) -> bool:
             return True
         step *= length
     return False
+
+
+def packed_bytes(node: Node, device: Device, boxes: Iterable[Box]) -> int:
+    """The most bytes of a box that is packed to be sent, of some boxes of what a device has of a value."""
+    (tensor,) = flat(type_on(node, device))
+    return round(
+        max((box.part(tensor.sizes) * tensor.nbytes for box in boxes if is_packed(node, device, box)), default=0)
+    )
 
 
 def bytes_sent(transfer: Node, source: Device, target: Device) -> float:

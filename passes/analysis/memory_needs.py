@@ -17,7 +17,18 @@ from torch.fx import Node
 
 from ...compiler.devices.device import Device
 from ...compiler.ir.program import MOVING, Program, device_of, placement_of, tensors_of, weight_name
-from ...compiler.ir.split import assembles, first_reader, is_late, is_shared, lying_on, rounds, source_of, type_on
+from ...compiler.ir.split import (
+    assembles,
+    first_reader,
+    is_late,
+    is_shared,
+    landings_of,
+    lying_on,
+    packed_bytes,
+    rounds,
+    source_of,
+    type_on,
+)
 from ...compiler.ir.staging import offsets
 from ...compiler.ir.value import TensorType, flat
 from ...compiler.ir.weight import Weight
@@ -246,6 +257,21 @@ class Count:
                 lives[device, tensor.storage] = [held.nbytes if assembles(node) else arriving(held), made, made]
         for device in members(self.program, value) if assembles(node) and value in self.handing else ():
             _touch(lives, device, value, made)
+        if assembles(node):
+            self._note_packed(lives, node, value)
+
+    def _note_packed(self, lives: dict[tuple[Device, object], list[int]], node: Node, value: Node) -> None:
+        """What a box takes that is packed to be sent, of which a device has one at a time."""
+        step = self.handing.get(value, self.steps.get(value, 0))
+        for source in members(self.program, value):
+            boxes = [
+                one.taken
+                for target in placement_of(node).group
+                if target != source
+                for one in landings_of(node, source, target)
+            ]
+            if packed := packed_bytes(value, source, boxes):
+                lives[source, node] = [packed, step, step]
 
 
 def _touch(lives: dict[tuple[Device, object], list[int]], device: Device, value: Node, step: int) -> None:

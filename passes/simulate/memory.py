@@ -30,7 +30,7 @@ from ...compiler.ir.schedule import (
     Step,
     ValueRef,
 )
-from ...compiler.ir.split import is_packed, type_on
+from ...compiler.ir.split import packed_bytes, type_on
 from ...compiler.ir.value import flat, sizes_at
 from ...compiler.states.parts import pieces, slot_bytes
 from ..analysis.memory_needs import arriving, held_bytes
@@ -59,10 +59,7 @@ class Usage:
 
 def _packed_bytes(copy: Copy) -> int:
     """The most bytes of a box of a copy that is packed to be sent; one is at a time."""
-    (tensor,), node = flat(type_on(copy.sent.node, copy.source)), copy.sent.node
-    boxes = [one.taken for one in copy.landings if copy.source != copy.target]
-    packed = [box.part(tensor.sizes) * tensor.nbytes for box in boxes if is_packed(node, copy.source, box)]
-    return round(max(packed, default=0))
+    return packed_bytes(copy.sent.node, copy.source, (one.taken for one in copy.landings if copy.source != copy.target))
 
 
 def simulate_at(program: Program, symbols: Mapping[str, int]) -> dict[Device, Usage]:
