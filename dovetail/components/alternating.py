@@ -248,8 +248,9 @@ class _Going:
 def _name(error: Exception, launched: Launched) -> None:
     """Says of an error, once, which call it is of: it is raised where that is read."""
     note = f"in {launched.name}, which was launched on {launched.device} beside others and is read here"
-    if note not in getattr(error, "__notes__", ()):
-        error.add_note(note)
+    notes = getattr(error, "__notes__", [])
+    if note not in notes:
+        error.__notes__ = [*notes, note]  # as `add_note` does, which Python 3.10 lacks
 
 
 def put_off(result: Any, read: Callable[[], None]) -> Any:
