@@ -7,28 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 
 from ..errors import SpecError
-from ..spans import Span
-from .items import ByComponent, Given, read_items, spec_text
+from .counts import MOST, Counts, read_count
+from .items import Given, read_items, spec_text
 from .roles import read_key
 
-WHOLE = 1
-"""The number of chunks of what is not taken apart."""
-
-_OFF = "off"
-_MOST = 64
-_EXPECTED = f"off, or in how many chunks wide parts are computed: 2 to {_MOST}"
+_EXPECTED = f"off, or in how many chunks wide parts are computed: 2 to {MOST}"
+_read = partial(read_count, parts="chunks", expected=_EXPECTED)
 
 
 @dataclass(frozen=True)
-class Chunks(ByComponent[int]):
+class Chunks(Counts):
     """In how many chunks each component is computed."""
-
-    def chunks_for(self, attribute: str, role: str) -> int:
-        """The number of chunks, which is 1 where nothing was said."""
-        return self.get(attribute, role) or WHOLE
-
-    def _value_text(self, value: int) -> str:
-        return _OFF if value == WHOLE else str(value)
 
 
 def parse_chunks(given: Given, components: Mapping[str, str] | None = None) -> Chunks:
@@ -37,18 +26,9 @@ def parse_chunks(given: Given, components: Mapping[str, str] | None = None) -> C
     Raises:
         SpecError: points at the wrong place and says what was expected.
 
-    >>> parse_chunks("off,te=4").chunks_for("text_encoder", "te")
+    >>> parse_chunks("off,te=4").count_for("text_encoder", "te")
     4
     """
     if isinstance(given, bool):
         raise SpecError(f"chunk is {given!r}: give {_EXPECTED}")
-    return Chunks(*read_items(spec_text(given), partial(read_key, components=components or {}), _read_chunks))
-
-
-def _read_chunks(span: Span) -> int:
-    text = span.value.lower()
-    if text == _OFF:
-        return WHOLE
-    if not text.isdecimal() or not text.isascii() or len(text) > 9 or not WHOLE <= int(text) <= _MOST:
-        raise span.error(f"{span.value!r} is no number of chunks", _EXPECTED, (_OFF,))
-    return int(text)
+    return Chunks(*read_items(spec_text(given), partial(read_key, components=components or {}), _read))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..compiler.devices.device import Device
 from ..compiler.devices.rig import Rig
 from ..compiler.spec.backend import Resting
-from ..compiler.spec.chunks import WHOLE
+from ..compiler.spec.counts import WHOLE
 from ..compiler.spec.modes import TOGETHER
 from ..compiler.spec.residency import ALIKE, Amounts, Residency
 from ..compiler.units import number_text

@@ -187,7 +187,7 @@ class Request:
 
     def chunks_for(self, attribute: str = "", role: str = "") -> int:
         """In how many chunks wide parts of a component are computed."""
-        return self.chunks.chunks_for(attribute, role)
+        return self.chunks.count_for(attribute, role)
 
     def micro_batches_for(self, attribute: str = "", role: str = "") -> int:
         """In how many parts the pictures of a call go through a layer split; said once where it is split otherwise."""

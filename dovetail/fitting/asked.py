@@ -17,7 +17,8 @@ from ..compiler.spec import (
     parse_tensor_split,
 )
 from ..compiler.spec.backend import AUTO, DEVICE, Resting, Word
-from ..compiler.spec.chunks import WHOLE, Chunks
+from ..compiler.spec.chunks import Chunks
+from ..compiler.spec.counts import WHOLE
 from ..compiler.spec.items import ByComponent
 from ..compiler.spec.modes import QUICKEST, TOGETHER, Shares, SplitMode
 from ..compiler.units import format_bytes

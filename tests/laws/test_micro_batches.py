@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
@@ -29,7 +29,7 @@ from dovetail.passes.simulate.timeline import timeline
 from dovetail.passes.verify.verifier import verify
 from dovetail.runtime.store.program_weights import ProgramWeights
 from tests.measured import budget, least, measured, predicted
-from tests.runtime.test_threads import executor_of, with_step
+from tests.runtime.test_threads import executor_of, with_step, with_step_of
 
 from .schedules import without
 from .subjects import Subject, count
@@ -121,20 +121,6 @@ def test_devices_work_at_the_same_time(subject: Subject) -> None:
     finally:
         for one in undo:
             one()
-
-
-def with_step_of(executor: Any, number: int, before: Callable[[], object]) -> Callable[[], None]:
-    """Has something be done before an instruction, and gives what undoes it."""
-    places = [executor._steps, *executor._settled.by_finding.values()]
-    kept = [place[number] for place in places]
-    for place, own in zip(places, kept, strict=True):
-        place[number] = lambda values, own=own: (before(), own(values))
-
-    def undo() -> None:
-        for place, own in zip(places, kept, strict=True):
-            place[number] = own
-
-    return undo
 
 
 def test_the_clocks_of_the_devices_overlap(subject: Subject) -> None:

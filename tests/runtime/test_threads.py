@@ -59,10 +59,15 @@ def with_step(executor: Executor, device: int, before: Callable[[], object]) -> 
     """Has something be done before a run of a device, in the middle of a call; gives what undoes it."""
     turns = executor._turns
     assert turns is not None
-    assert executor._steps is not None
     issued = turns[executor._program.devices[device]]
     runs = [one.number for one in issued if one.number in executor.sources]
     number = runs[len(runs) // 2]
+    return with_step_of(executor, number, before)
+
+
+def with_step_of(executor: Executor, number: int, before: Callable[[], object]) -> Callable[[], None]:
+    """Has something be done before an instruction, and gives what undoes it."""
+    assert executor._steps is not None
     places = [executor._steps, *executor._settled.by_finding.values()]
     kept = [place[number] for place in places]
     for place, own in zip(places, kept, strict=True):

@@ -14,12 +14,12 @@ PIPELINE = {"transformer": "diffusion", "text_encoder": "te", "vae": "vae"}
 
 @pytest.mark.parametrize(("asked", "chunks"), [("", 1), (None, 1), ("off", 1), (1, 1), ("4", 4), (4, 4), (64, 64)])
 def test_it_is_off_or_a_number_of_chunks(asked: Any, chunks: int) -> None:
-    assert parse_chunks(asked).chunks_for("transformer", "diffusion") == chunks
+    assert parse_chunks(asked).count_for("transformer", "diffusion") == chunks
 
 
 def test_the_more_specific_key_wins() -> None:
     chunks = parse_chunks({"": 2, "te": 4, "transformer": "off"}, PIPELINE)
-    assert [chunks.chunks_for(*item) for item in PIPELINE.items()] == [1, 4, 2]
+    assert [chunks.count_for(*item) for item in PIPELINE.items()] == [1, 4, 2]
 
 
 @pytest.mark.parametrize("text", ["", "off", "4", "2,te=4,vae=off", "transformer=2,te=8"])

@@ -82,8 +82,8 @@ def test_what_is_said_of_a_component_named_as_a_role_is_said_of_no_other_of_that
     assert len(split.devices) == 2
     assert parse_tensor_split(settings["--tensor-split"], roles).shares_for("audio_vae", "vae", (FAST,)) == (1.0,)
     assert str(parse_params_backend(settings["--params-backend"], roles).get("audio_vae", "vae")) == "auto"
-    assert parse_chunks(settings["--chunk"], roles).chunks_for("audio_vae", "vae") == 1
-    assert parse_chunks(settings["--chunk"], roles).chunks_for("vae", "vae") == 4
+    assert parse_chunks(settings["--chunk"], roles).count_for("audio_vae", "vae") == 1
+    assert parse_chunks(settings["--chunk"], roles).count_for("vae", "vae") == 4
 
 
 def test_the_line_says_by_role_what_all_components_of_a_role_have() -> None:
