@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 IS_2_11 = torch.__version__ < "2.12"
 """Whether this is the oldest PyTorch that is supported."""
+_THOROUGH = 100
+"""Laws of a profile of hypothesis with as many examples are tried with many of them, however long they take."""
 
 
 def slow_but(fast: Container[Any], cases: Iterable[Any]) -> list[Any]:
@@ -32,6 +35,12 @@ def drawn(cases: Iterable[Any], count: int) -> list[Any]:
         return known
     chosen = random.Random(os.environ["DOVETAIL_TEST_SEED"]).sample(range(len(known)), count)
     return [known[number] for number in sorted(chosen)]
+
+
+def examples(quick: int, part: int) -> settings:
+    """So many examples of a law that takes long; in a thorough run that part of those of other laws."""
+    known = settings().max_examples
+    return settings(max_examples=quick if known < _THOROUGH else known // part)
 
 
 def numbers_drawn(last: int, step: int) -> range:

@@ -8,11 +8,14 @@ import os
 import random
 import signal
 import sys
+import traceback
 from collections import defaultdict
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import engine
 
 os.environ["DOVETAIL_CACHE"] = "0"  # what a test traces depends on no earlier run; those of the cache switch it on
 os.environ.setdefault("DOVETAIL_TEST_SEED", str(random.SystemRandom().randrange(2**32)))  # workers inherit it
@@ -23,6 +26,7 @@ settings.register_profile("ci", settings.get_profile("dev"), derandomize=True, p
 settings.register_profile("thorough", settings.get_profile("dev"), max_examples=300)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
 
+engine.MAX_SHRINKING_SECONDS = 20  # of 300: an example of a law that fails is to be small, and the run to end
 
 _LONG = 8
 """A table of slow cases with more than these runs to a third where some are drawn, others to a half."""
@@ -54,8 +58,10 @@ def _left_of_few(tables: dict[str, list[pytest.Item]]) -> set[pytest.Item]:
     for name, table in tables.items():
         marker, draw = table[0].get_closest_marker("few"), random.Random(f"{os.environ['DOVETAIL_TEST_SEED']} {name}")
         quick = [one for one in table if one.get_closest_marker("slow") is None]
-        for some in (quick, [one for one in table if one not in quick]) if marker else ():
-            left |= set(draw.sample(some, max(0, len(some) - marker.args[0])))
+        slow = [one for one in table if one not in quick]
+        for some in (quick, slow if marker.args else []) if marker else ():
+            most = marker.kwargs.get("quick", *marker.args) if some is quick else marker.args[0]
+            left |= set(draw.sample(some, max(0, len(some) - most)))
     return left
 
 
@@ -71,13 +77,17 @@ def _left_of_slow(tables: dict[str, list[pytest.Item]]) -> set[pytest.Item]:
 
 
 def pytest_collection_finish() -> None:
-    """Keeps two things cheap that tests do thousands of times.
+    """Keeps three things cheap that tests do thousands of times.
 
-    Collections of garbage pass over what the imported libraries hold. And PyTorch writes no log of what it compiles: it
-    does so where its own logger has handlers, and pytest adds some to each logger that does not pass records on.
+    Collections of garbage pass over what the imported libraries hold. A mode of fakes does not note the stack that it
+    was made in, which is deep here, and for which each file on it is asked for its time. And PyTorch writes no log of
+    what it compiles: it does so where its own logger has handlers, and pytest adds some to each logger that does not
+    pass records on.
     """
     gc.collect()
     gc.freeze()
+    if fakes := sys.modules.get("torch._subclasses.fake_tensor"):
+        fakes.traceback = SimpleNamespace(**{**vars(traceback), "extract_stack": traceback.StackSummary})
     if "torch" in sys.modules:
         sys.modules["torch._logging._internal"].trace_log = logging.Logger("torch.__trace")
 

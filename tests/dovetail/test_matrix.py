@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +76,9 @@ def save_lora(transformer: Any, folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def references(folder: Path) -> dict[tuple[str, str], tuple[list[torch.Tensor], list[torch.Tensor]]]:
+def references(folder: Path) -> Callable[[str, str], tuple[list[torch.Tensor], list[torch.Tensor]]]:
     """What eager yields for each file and way to apply a LoRA: in float32, and in float64."""
-    return {(kind, way): reference(folder, kind, way) for kind in FILES for way in LORAS}
+    return cache(partial(reference, folder))
 
 
 def reference(folder: Path, kind: str, way: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -129,7 +131,7 @@ def error(results: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
     return float((result - right).norm() / right.norm())
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(4, quick=3)
 @pytest.mark.parametrize(("split", "rest", "kind", "way", "devices"), MATRIX)
 def test_every_combination_agrees_with_eager_or_is_refused(
     folder: Path, references: Any, split: str, rest: str, kind: str, way: str, devices: int
@@ -153,7 +155,7 @@ def test_every_combination_agrees_with_eager_or_is_refused(
         results = run(pipe.transformer, torch.float32)
         again = pipe.transformer(**inputs())[0]
         used = {device.name for device in pipe.dovetail.programs["transformer"][0].program.devices}
-    eager, exact = references[kind, way]
+    eager, exact = references(kind, way)
     assert torch.equal(again, results[0])
     assert len(used) == devices
     if split == "layer":

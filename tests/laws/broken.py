@@ -20,18 +20,19 @@ from dovetail.compiler.ir.schedule import Run, Schedule, Step
 from dovetail.compiler.ir.state import Split, State
 from dovetail.passes.verify.verifier import verify
 from testbed.spatial import enlarged, split
+from tests.cases import drawn
 
 from .test_arrange import Early
 from .test_shared import Chooser, shared
 
 MOST = 5
 """So many places are broken in each way."""
-SUBJECTS = ("transformer", "transformer, sent early", "unet", "decoder in space")
+SUBJECTS = drawn(["transformer", "transformer, sent early", "unet", "decoder in space"], 2)
 
 T = TypeVar("T")
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)
 def subject(kind: str) -> Program:
     """A program over three devices of unequal shares: in states drawn at random, or pictures in space."""
     shares, seed = (3, 2, 1), f"mutants {os.environ['DOVETAIL_TEST_SEED']}"

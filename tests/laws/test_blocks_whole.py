@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from unittest import mock
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dovetail
@@ -13,13 +13,14 @@ from dovetail.components.compiled import CompiledModule
 from dovetail.passes.verify.deep import verify_deep
 from dovetail.passes.verify.verifier import verify
 from dovetail.runtime.block_kernels import BlockKernel
+from tests.cases import examples
 from tests.measured import measured, predicted
 
 from .modules import ModuleCase, module_cases
 from .oracles import Clockwork
 from .test_modules import equal
 
-few = settings(max_examples=max(6, settings().max_examples // 8))
+few = examples(3, 8)
 
 
 def compiled(case: ModuleCase, **options: object) -> CompiledModule:

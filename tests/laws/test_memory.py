@@ -9,19 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._pytree import tree_leaves
 
 import dovetail
 from dovetail.compiler.errors import DoesNotFitError
 from dovetail.compiler.ir.schedule import Lifetime, Load
+from tests.cases import examples
 from tests.measured import budget, least, measured, predicted
 
 from .graphs import same_bits
 from .modules import ModuleCase, module_cases
 
-few = settings(max_examples=max(6, settings().max_examples // 4))
+few = examples(3, 4)
 
 
 def amounts(text: str) -> dict[str, int]:

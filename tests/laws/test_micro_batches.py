@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.fx import Node
@@ -28,6 +28,7 @@ from dovetail.passes.batches.divide import micro_batches_asked, micro_batches_of
 from dovetail.passes.simulate.timeline import timeline
 from dovetail.passes.verify.verifier import verify
 from dovetail.runtime.store.program_weights import ProgramWeights
+from tests.cases import examples
 from tests.measured import budget, least, measured, predicted
 from tests.runtime.test_threads import executor_of, with_step, with_step_of
 
@@ -35,7 +36,7 @@ from .schedules import without
 from .subjects import Subject, count
 from .wide_modules import PIECES, WIDTH, Attention, Gated, Stack
 
-few = settings(max_examples=max(5, settings().max_examples // 8))
+few = examples(3, 8)
 Cut = list[tuple[int, int]]
 
 
@@ -259,6 +260,7 @@ REFUSED: dict[str, tuple[type[Stack], int, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_not_computed_in_parts_runs_whole_and_says_why(case: str, caplog: pytest.LogCaptureFixture) -> None:
     kind, pictures, options, reason = REFUSED[case]

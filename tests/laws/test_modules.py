@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils import _pytree as pytree
 
@@ -14,12 +14,13 @@ from dovetail.components.compiled import CompiledModule
 from dovetail.passes.verify.deep import verify_deep
 from dovetail.passes.verify.verifier import verify
 from dovetail.runtime import sim
+from tests.cases import examples
 
 from .graphs import same_bits
 from .modules import ModuleCase, module_cases
 from .oracles import Clockwork, check_law_3, check_law_4
 
-few = settings(max_examples=settings().max_examples // 4)
+few = examples(3, 4)
 
 
 def compiled(case: ModuleCase) -> CompiledModule:

@@ -55,7 +55,7 @@ def split_by_rows() -> Subject:
     return Subject(compiled, ProgramWeights.of_module(module, compiled.program), args, [compiled(*args)])
 
 
-@pytest.fixture(scope="module", params=[*slow_but({"a transformer", "writes that overtake"}, TOWERS), ROWS])
+@pytest.fixture(scope="module", params=[*slow_but({"writes that overtake"}, TOWERS), ROWS])
 def subject(request: pytest.FixtureRequest) -> Subject:
     torch.manual_seed(0)
     if request.param == ROWS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 import dovetail
 from dovetail.components.compiled import CompiledModule
@@ -12,12 +12,13 @@ from dovetail.passes.pipeline import default_passes
 from dovetail.passes.simulate.memory import simulate
 from dovetail.passes.verify.verifier import verify
 from dovetail.runtime.store.program_weights import ProgramWeights
+from tests.cases import examples
 
 from .graphs import Case, cases, same_bits
 from .modules import ModuleCase, module_cases
 from .test_modules import equal
 
-few = settings(max_examples=max(6, settings().max_examples // 4))
+few = examples(4, 4)
 TRACED = ",".join(str(step) for step in default_passes() if step.name != "reorder")
 
 

@@ -140,7 +140,7 @@ def outcome(module: torch.nn.Module, call: dict[str, Any], program: Program) -> 
     return found, peaks, sum(sim.stats(index).bytes_in for index in range(count)) - came
 
 
-@pytest.mark.parametrize("name", drawn([one for one in TINY if one not in OWN_PYTHON], 4))
+@pytest.mark.parametrize("name", drawn([one for one in TINY if one not in OWN_PYTHON], 2))
 @pytest.mark.parametrize("seed", [int(os.environ["DOVETAIL_TEST_SEED"]) % 1000])
 def test_devices_that_compute_together_yield_what_the_module_does(name: str, seed: int) -> None:
     shares = random.Random(f"{name} {seed}").choice(SHARES)
@@ -168,7 +168,7 @@ def expect_sound(module: torch.nn.Module, call: dict[str, Any], program: Program
     assert verify_deep(program) > 0
 
 
-@pytest.mark.parametrize("name", drawn([one for one in TINY if one not in OWN_PYTHON], 3))
+@pytest.mark.parametrize("name", drawn([one for one in TINY if one not in OWN_PYTHON], 2))
 @pytest.mark.parametrize("seed", [int(os.environ["DOVETAIL_TEST_SEED"]) % 1000])
 def test_states_that_were_solved_run_as_programs(name: str, seed: int) -> None:
     """Those of a mode that is drawn, of those that are possible."""
@@ -185,6 +185,7 @@ def test_states_that_were_solved_run_as_programs(name: str, seed: int) -> None:
     expect_sound(module, call, program)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["WanTransformer3DModel", "LTXVideoTransformer3DModel"])
 def test_programs_with_norms_over_all_heads_run_without_gathering_these(name: str) -> None:
     def solved(program: Program) -> Choose:

@@ -48,6 +48,7 @@ def test_a_decoder_that_is_split_in_space_is_the_whole_on_less_memory(name: str,
     assert verify_deep(program) > 0
 
 
+@pytest.mark.few(quick=1)
 @pytest.mark.parametrize("name", slow_but(["AutoencoderKL-encode"], ENCODERS))
 @pytest.mark.parametrize("shares", [(5, 3, 2), (1, 0, 1)])
 def test_an_encoder_that_is_split_unevenly_is_the_whole(name: str, shares: tuple[int, ...]) -> None:
@@ -62,6 +63,7 @@ def test_an_encoder_that_is_split_unevenly_is_the_whole(name: str, shares: tuple
     assert found.sent == found.planned
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("name", drawn(DECODERS, 1))
 def test_what_statistics_take_beside_values_is_planned(name: str, dtype: torch.dtype) -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import dovetail
 from dovetail.compiler.errors import CallError
+from tests.cases import examples
 
 from .graphs import Draw
 
@@ -88,7 +89,7 @@ def strides_of(x: Tensor) -> list[int]:
     return [step for size, step in zip(x.shape, x.stride(), strict=True) if size != 1]
 
 
-@settings(max_examples=12)
+@examples(6, 25)
 @given(cases())
 def test_law_1_holds_in_any_strides(case: tuple[Pictures, Tensor, str, int]) -> None:
     module, x, backend, example = case

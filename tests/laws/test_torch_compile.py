@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from dovetail.torch_compile.backend import compile_graph
+from tests.cases import examples
 
 from .modules import ModuleCase, module_cases
 from .test_modules import equal
@@ -23,7 +24,7 @@ def _forget() -> Iterator[None]:
     gc.collect()
 
 
-few = settings(max_examples=settings().max_examples // 5)
+few = examples(2, 5)
 
 
 @few

@@ -83,7 +83,7 @@ def compiled(
     )
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(12, quick=5)
 @pytest.mark.parametrize("shares", SHARES)
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 @pytest.mark.parametrize("is_dynamic", [False, True])

@@ -99,6 +99,7 @@ def test_each_device_has_a_thread_and_they_work_at_once(
     assert threading.get_ident() in seen
 
 
+@pytest.mark.few(quick=4)
 @pytest.mark.parametrize("device", range(3))
 @pytest.mark.parametrize("error", [ValueError, torch.OutOfMemoryError, KeyboardInterrupt])
 def test_an_error_on_one_device_ends_the_call_and_nothing_else(

@@ -23,7 +23,7 @@ from dovetail.compiler.errors import WeightError
 from .weight_files import dense_weights, packed, packed_weights, with_header, write_gguf, write_safetensors
 
 FRESH = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-LARGE = settings(FRESH, max_examples=15)
+LARGE = settings(FRESH, max_examples=6)
 KINDS = ("safetensors", "gguf", "torch", "torch of old")
 WEIGHT = 2**19
 """The bytes of one of 64 weights, which are far more together than the blocks of them that are read."""

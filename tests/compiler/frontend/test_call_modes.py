@@ -128,6 +128,7 @@ WAYS = (
 )  # fmt: skip
 
 
+@pytest.mark.few(quick=8)
 @pytest.mark.parametrize(("kind", "way"), [*((Model, way) for way in WAYS), (Off, imported), (Off, requires_grad)])
 def test_a_call_is_answered_as_eager_is_or_refused_whatever_the_modes(way: Any, kind: type[Model]) -> None:
     torch.manual_seed(0)

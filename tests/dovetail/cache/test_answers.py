@@ -61,25 +61,33 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     return found
 
 
-def test_what_is_asked_again_is_not_planned_again(cache: Path, model: str, plans: list[None]) -> None:
-    forms = [("plan",), ("plan", "--json"), ("explain",), ("show",), ("show", "--as", "svg"), ("show", "--full")]
-    for command, *form in forms:
-        plans.clear()
-        first = done(command, model, *RIG, *form)
-        second = done(command, model, *RIG, *form)
-        if form == ["--json"]:
-            then, now = json.loads(first), json.loads(second)
-            assert then.pop("kept")  # when it was made for a table
-            assert now.pop("kept")
-            assert then == now
-            continue
-        assert first.splitlines() == second.partition("This was planned on ")[0].rstrip().splitlines() + (
-            second.splitlines()[-1:] if command == "plan" else []
-        )
-        assert len(plans) == 1, f"{command} {form}"
-        assert ("and kept since nothing has changed" in second) == (command != "show")
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    "words", [("plan",), ("explain",), ("show",), ("show", "--as", "svg"), ("show", "--full")], ids=" ".join
+)
+def test_what_is_asked_again_is_not_planned_again(
+    cache: Path, model: str, plans: list[None], words: tuple[str, ...]
+) -> None:
+    command, *form = words
+    first = done(command, model, *RIG, *form)
+    second = done(command, model, *RIG, *form)
+    assert first.splitlines() == second.partition("This was planned on ")[0].rstrip().splitlines() + (
+        second.splitlines()[-1:] if command == "plan" else []
+    )
+    assert len(plans) == 1
+    assert ("and kept since nothing has changed" in second) == (command != "show")
 
 
+def test_what_was_planned_for_a_table_is_kept_for_data(cache: Path, model: str, plans: list[None]) -> None:
+    done("plan", model, *RIG)
+    then, now = (json.loads(done("plan", model, *RIG, "--json")) for _ in range(2))
+    assert then.pop("kept")  # when it was made for a table
+    assert now.pop("kept")
+    assert then == now
+    assert len(plans) == 1
+
+
+@pytest.mark.few(1)
 @pytest.mark.parametrize("command", ["plan", "explain", "show"])
 def test_states_are_not_solved_for_again(
     cache: Path, model: str, command: str, monkeypatch: pytest.MonkeyPatch

@@ -144,6 +144,7 @@ def test_what_does_not_fit_exits_with_3_and_names_a_way_out(budget: str) -> None
     assert result.stderr.count("does not fit") == 1, "it is told once"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("asked", "typed", "said"), [("on", "64x64", "tiles of 64x64"), ("off", "off", "all")])
 def test_the_line_of_a_plan_asks_for_the_tiles_that_were_asked_for(asked: str, typed: str, said: str) -> None:
     words = ("--rig", RIG, "--backend", "cuda0", "--vae-tiling", asked)
@@ -191,6 +192,7 @@ def test_tiles_that_are_larger_than_those_asked_for_are_told(caplog: pytest.LogC
     assert "vae decodes in tiles of 32x32, the smallest that it has: 7x7 is less" in caplog.text
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "begins"), [("a.svg", "<?xml"), ("a.html", "<!doctype html>"), ("a.json", "["), ("a.txt", "component")]
 )

@@ -40,6 +40,7 @@ def bytes_of(model: Any, assignment: Assignment, device: Device, residency: Resi
     return sum(weights[name].nbytes for name in here)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", [Block, Numpy])
 @pytest.mark.parametrize("before", [{}, {"params_backend": "cpu"}])
 def test_half_of_the_weights_staged_give_the_same_bits_within_the_budget(

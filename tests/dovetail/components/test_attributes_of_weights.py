@@ -71,6 +71,7 @@ def _write(model: Any) -> None:
 STEPS: tuple[Callable[[Any], None], ...] = (_hang_another, _hang_more, _remove, _hang_tensor, _write)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "options"), [(Scaled, {"params_backend": "cpu"}), (ScaledInNumpy, {})])
 def test_attributes_that_are_put_on_weights_changed_and_removed_count_in_the_next_call(
     kind: type[Block], options: dict[str, str]

@@ -56,6 +56,7 @@ def same(result: Tensor, expected: Tensor) -> bool:
     return result.dtype == expected.dtype and torch.equal(result, expected)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("backend", ["cpu", "sim0&sim1"])
 @pytest.mark.parametrize("order", list(itertools.permutations([None, torch.bfloat16, torch.float16], 3)), ids=str)
 def test_each_call_of_a_pipeline_gives_what_eager_gives_under_its_autocast(backend: str, order: Any) -> None:

@@ -106,6 +106,7 @@ def _bytes_on(module: nn.Module) -> dict[str, int]:
     return placed
 
 
+@pytest.mark.few(quick=2)
 @pytest.mark.parametrize("backend", slow_but(["sim0&sim1&sim2"], ["sim0&sim1", "sim0&sim1&sim2"]))
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_cannot_be_traced_is_split_over_its_blocks_and_changes_no_bit(kind: str, backend: str) -> None:
@@ -266,6 +267,7 @@ def test_calls_with_a_cache_compile_nothing() -> None:
     assert len(component.programs) == 1
 
 
+@pytest.mark.few(quick=2)
 @pytest.mark.parametrize("backend", slow_but(["sim0&sim1"], ["cpu", "sim0", "sim0&sim1", "sim0&sim1&sim2"]))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_module_of_its_own_is_compiled_by_its_parts_and_stays_as_it_was(kind: str, backend: str) -> None:
@@ -321,6 +323,7 @@ class Tied(Net):
         return super().forward(x) + self.offset + self.blocks[0].offset
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("is_meta", "rests"), [(False, None), (True, None), (True, "disk")])
 @pytest.mark.parametrize("lacks", [("last.weight", "blocks.0.offset"), ("first.weight", "offset")])
 def test_tied_weights_of_which_files_have_one_name_stay_tied(
@@ -365,6 +368,7 @@ class Replacing(Counting):
         return Net.forward(self, x) + self.count
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", [Counting, Replacing])
 @pytest.mark.parametrize("backend", ["cpu", "sim0&sim1"])
 def test_the_example_call_leaves_no_count_in_buffers(backend: str, kind: type[Counting]) -> None:

@@ -76,6 +76,7 @@ def start(kind: str) -> None:
     LAST = None
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["context", "set", "global", "rebound"])
 def test_what_a_part_leaves_elsewhere_is_eagers(kind: str) -> None:
     net, x = Net(kind).eval(), torch.randn(2, 4)
@@ -184,6 +185,7 @@ class Sharers(Net):
         return super().forward(x, self.kind())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", [dict, OrderedDict, UserDict, Own])
 def test_what_layers_of_several_devices_share_in_a_mapping_goes_with_them(kind: Any) -> None:
     net, x = Sharers(kind).eval(), torch.randn(2, 4)

@@ -58,6 +58,7 @@ class Operations(TorchDispatchMode):
 MODES: list[Callable[[], Any]] = [Functions, Operations]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("first", ["within", "without"])
 @pytest.mark.parametrize("kind", [Activated, Numpy])

@@ -271,6 +271,7 @@ def test_a_model_that_asks_for_the_mode_of_a_call_is_answered_as_eager_is(way: s
         assert len(pipe._dovetail.components["unet"].programs) == 1
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("mode", CALL_MODES)
 def test_a_module_compiled_in_a_mode_that_it_asks_for_refuses_calls_in_another(way: str, mode: Any) -> None:

@@ -145,6 +145,7 @@ def painted() -> Any:
     os.environ.pop(VARIABLE, None)
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_change_in_place_counts_at_the_next_call(what: str, painted: Any) -> None:
     models, pipe, x = painted

@@ -139,12 +139,14 @@ def _check(model: Model, x: Tensor, backend: str, asked: dict[str, Any]) -> None
     assert {one.device.type for one in model.parameters()} == {"cpu"}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("backend", "asked"), BACKENDS)
 def test_weights_are_read_of_parts_that_are_not_called(backend: str, asked: dict[str, Any]) -> None:
     model, x = _made(*KINDS, cls=Root)
     _check(model, x, backend, asked)
 
 
+@pytest.mark.few(quick=2)
 @pytest.mark.parametrize("kind", slow_but([Block], [Block, Numpy]))
 @pytest.mark.parametrize(("backend", "asked"), BACKENDS)
 def test_hooks_read_weights_of_their_part_and_of_others(backend: str, asked: dict[str, Any], kind: type[Block]) -> None:
@@ -196,6 +198,7 @@ class Within(Root):
             return super().forward(x)
 
 
+@pytest.mark.few(quick=2)
 @pytest.mark.parametrize("mode", [Functions, Dispatches])
 @pytest.mark.parametrize("cls", slow_but([Root], [Root, Within]))
 @pytest.mark.parametrize(("backend", "asked"), BACKENDS[1:3])
@@ -226,6 +229,7 @@ class Decaying(Numpy):
         return super().forward(x * gamma)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("asked", [{}, {"params_backend": "cpu"}])
 def test_a_dry_run_writes_no_weight_that_a_module_writes_at_each_call(asked: dict[str, Any]) -> None:
     torch.manual_seed(0)

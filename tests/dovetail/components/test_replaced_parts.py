@@ -94,6 +94,7 @@ def _made(kind: type[Block], rig: str) -> tuple[Pipeline, Pipeline, Tensor]:
     return eager, compiled, torch.randn(6, WIDTH)
 
 
+@pytest.mark.few(quick=4)
 @pytest.mark.parametrize("rig", slow_but(["weights in RAM"], list(RIGS)))
 @pytest.mark.parametrize("kind", slow_but([Numpy], [Block, Numpy]))
 @pytest.mark.parametrize("change", CHANGES)
@@ -109,6 +110,7 @@ def test_a_part_in_the_place_of_another_answers(change: Callable[[Model], None],
     assert torch.equal(compiled(x), eager(x))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [Block, Numpy])
 def test_a_part_in_the_place_of_one_with_an_adapter_has_none(kind: type[Block]) -> None:
     eager, compiled, x = _made(kind, "one device")
@@ -147,6 +149,7 @@ def test_weights_of_parts_that_nobody_has_any_more_leave_their_device() -> None:
     assert sim.stats(0).in_use == held
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("rig", ["two devices", "two devices, weights in RAM", "rows"])
 @pytest.mark.parametrize("kind", [Block, Numpy])
 def test_a_part_that_was_taken_out_has_its_weights_where_they_were(kind: type[Block], rig: str) -> None:
@@ -168,6 +171,7 @@ def test_a_part_that_was_taken_out_has_its_weights_where_they_were(kind: type[Bl
     assert torch.equal(compiled(x), eager(x))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [Block, Numpy])
 def test_a_part_that_another_compiled_model_had_is_at_home_where_the_rest_is(kind: type[Block]) -> None:
     eager, compiled, x = _made(kind, "two devices")

@@ -86,6 +86,7 @@ class Keeping(diffusers.ModelMixin, ConfigMixin):  # type: ignore[misc]
         return kept
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("backend", ["cpu", "sim0&sim1"])
 @pytest.mark.parametrize("keep", KEEPS)
 def test_a_plan_leaves_nothing_in_what_a_module_keeps_of_each_call(

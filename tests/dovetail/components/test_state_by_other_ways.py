@@ -167,6 +167,7 @@ def _own_of_a_thread() -> None:
     LOCAL.count = 0
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("way", WAYS)
 def test_what_code_counts_in_another_way_is_as_in_eager(way: str) -> None:
     count, said = WAYS[way]

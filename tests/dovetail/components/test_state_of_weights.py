@@ -67,6 +67,7 @@ WAYS: tuple[tuple[dict[str, Any], Any], ...] = (
 )
 
 
+@pytest.mark.few(quick=10)
 @pytest.mark.parametrize(
     ("change", "options", "kind"),
     [

@@ -73,6 +73,7 @@ def _trained(one: Model, other: Model) -> None:
 CHANGES = [_written_by_the_other, _rounded_by_the_other, _average, _rounded, _cleared, _trained]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("change", "settings"),
     [

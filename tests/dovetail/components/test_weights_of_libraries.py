@@ -70,6 +70,7 @@ def quantized(config: str, module: nn.Module) -> nn.Module:
     return module
 
 
+@pytest.mark.few(2)
 @torch.no_grad()
 @pytest.mark.parametrize("config", CONFIGS)
 def test_modules_that_torchao_quantized_run_as_they_are_on_their_devices_and_the_rest_is_compiled(config: Any) -> None:

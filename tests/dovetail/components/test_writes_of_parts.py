@@ -100,6 +100,7 @@ def _no_gradients() -> Iterator[None]:
         yield
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("backend", "asked"), BACKENDS[1:3])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_part_that_is_not_called_is_written_and_asked_as_in_eager(

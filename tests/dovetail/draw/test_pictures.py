@@ -91,6 +91,7 @@ def test_a_depth_that_is_none_is_refused() -> None:
     assert "leave it out" in result.stderr
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("depth", ["segments", "blocks", "nodes"])
 @pytest.mark.parametrize("name", HOSTILE)
 def test_names_are_names_at_every_depth(name: str, depth: str) -> None:

@@ -46,6 +46,7 @@ def expected() -> torch.Tensor:
     return paint(load_pipeline(demo.folder(), dtype=torch.float32, backend="cpu"))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rig", ["sim0=1GiB,sim1=1GiB", "sim0=20MiB,sim1=16MiB,cpu=2500MiB", "sim0=9MiB,cpu=3GiB"])
 def test_a_pipeline_without_a_backend_runs_where_the_search_says(rig: str, expected: torch.Tensor) -> None:
     pipe = opened(rig)

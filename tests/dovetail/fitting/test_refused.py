@@ -53,6 +53,7 @@ def test_every_line_that_a_refusal_names_works(said: tuple[str, ...]) -> None:
         assert result.exit_code == 0, (line, result.output, str(result.stderr))
 
 
+@pytest.mark.slow
 def test_a_dry_run_and_a_plan_print_the_same_table() -> None:
     said = (*RIG, "--backend", "te=cpu", "--steps", "2")
     plan, dry = run("plan", *said), run("generate", "a cat", "--dry-run", *said)

@@ -141,6 +141,7 @@ def test_what_is_merged_is_there_when_the_call_returns_and_out_again_to_the_bit(
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("change", [in_place, through_data, replaced], ids=lambda one: one.__name__)
 def test_the_base_of_a_merge_is_what_the_module_holds(change: Callable[[Any], None], saved: Any) -> None:
     pipe, eager = complete(saved), eager_of(saved)
@@ -154,6 +155,7 @@ def test_the_base_of_a_merge_is_what_the_module_holds(change: Callable[[Any], No
     assert torch.equal(weights(pipe)[f"{Q}.weight"], before[f"{Q}.weight"])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("change", [in_place, through_data, replaced], ids=lambda one: one.__name__)
 def test_a_change_after_a_merge_is_to_what_was_merged_and_stays_when_that_is_taken_out(
     change: Callable[[Any], None], saved: Any

@@ -113,6 +113,7 @@ def test_without_like_devices_nothing_is_said(rig: str) -> None:
     assert mode_of(chosen) == "layer"
 
 
+@pytest.mark.slow
 def test_a_picture_of_what_was_found_is_near_eager() -> None:
     made, call = sd()
     expected = paint(made, call)

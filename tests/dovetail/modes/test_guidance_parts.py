@@ -194,6 +194,7 @@ def test_they_are_issued_at_the_same_time(painted: Painted, monkeypatch: pytest.
     assert torch.equal(paint(pipe, call).cpu(), eager)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("device", ["sim0", "sim1"])
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_an_error_is_raised_where_the_part_is_read_and_the_next_call_is_right(
@@ -224,6 +225,7 @@ def test_an_error_is_raised_where_the_part_is_read_and_the_next_call_is_right(
     assert [sim.stats(at).in_use for at in range(2)] == before
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("device", ["sim0", "sim1"])
 def test_a_part_that_runs_out_of_memory_is_computed_once_more(
     painted: Painted,
@@ -373,6 +375,7 @@ def test_what_does_not_fit_whole_is_placed_by_layers_and_this_is_said(caplog: py
     assert "its calls do not take turns: each device would hold it whole" in caplog.text
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("more", "why"),
     [

@@ -70,6 +70,7 @@ def test_an_adapter_counts_at_runtime_and_when_it_is_swapped_in_place(mode: str,
         assert programs_of(pipe) == [before]
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_an_adapter_is_merged_and_taken_out_again(mode: str, states: Any) -> None:

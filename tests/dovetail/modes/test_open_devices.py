@@ -122,6 +122,7 @@ def test_the_command_says_no_mode_of_what_is_on_one_device(backend: str) -> None
     assert "--split-mode" not in settings
 
 
+@pytest.mark.slow
 def test_a_mode_of_all_is_said_where_one_component_has_it() -> None:
     pipe, call = flux()
     backend = "diffusion=sim0&sim1,te=sim0,vae=sim0"
@@ -129,6 +130,7 @@ def test_a_mode_of_all_is_said_where_one_component_has_it() -> None:
     assert settings["--split-mode"] == "tensor"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mode", ["tensor", "sequence", "batch"])
 def test_a_module_without_devices(mode: str) -> None:
     torch.manual_seed(0)

@@ -86,6 +86,7 @@ def test_a_picture_is_near_eager_in_the_bytes_that_were_planned(name: str, mode:
             assert {one.device.type for one in module.parameters()} <= {"cpu"}
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["tensor", "sequence"])
 def test_a_call_sends_what_its_program_says(mode: str) -> None:
@@ -111,6 +112,7 @@ def test_a_call_sends_what_its_program_says(mode: str) -> None:
         assert [usage.total > 0 for usage in simulate(program).values()] == [True, True]
 
 
+@pytest.mark.slow
 def test_a_call_of_one_picture_has_no_batch_and_is_placed_by_layers(caplog: pytest.LogCaptureFixture) -> None:
     made, call = flux()
     expected = paint(made, call)

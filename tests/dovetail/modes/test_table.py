@@ -108,6 +108,7 @@ def _sims() -> None:
     sim.enable()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("rest", [None, "cpu"])
 @pytest.mark.parametrize("mode", TOGETHER)
 def test_weights_on_devices_and_in_host_memory(mode: str, rest: str | None) -> None:
@@ -241,6 +242,7 @@ def test_it_is_explained_and_drawn(mode: str) -> None:
         assert all(edge.nbytes for edge in outline(program, depth=depth).edges if edge.crosses)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("mode", slow_but(["tensor", "spatial"], TOGETHER))
 @pytest.mark.parametrize("kind", ["text", "html", "svg", "mermaid", "dot", "json", "graphml", "trace"])
 def test_a_plan_is_shown_in_every_form_and_verified(mode: str, kind: str, tmp_path: Path) -> None:

@@ -34,19 +34,12 @@ def account_of(mode: str, **options: Any) -> Account:
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("mode", TOGETHER)
-def test_host_memory_holds_a_weight_once_for_all_devices(mode: str) -> None:
+def test_weights_rest_in_host_memory_once_for_all_devices(mode: str) -> None:
     account = account_of(mode, params_backend={"diffusion": "cpu"})
     (part,) = [one for one in account.shown if one.call.role == "diffusion"]
     whole = sum(weight.nbytes for weight in part.call.program.weights.values())
     host = Device("cpu")
     assert account.generation.resident[host] == {part.call.component: whole}
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("mode", TOGETHER)
-def test_weights_rest_in_host_memory_for_every_device(mode: str) -> None:
-    account = account_of(mode, params_backend={"diffusion": "cpu"})
-    (part,) = [one for one in account.shown if one.call.role == "diffusion"]
     assert len(part.rows) == 2
     assert all(set(row.rests) == {Residency.HOST} for row in part.rows)
 

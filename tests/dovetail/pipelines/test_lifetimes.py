@@ -194,6 +194,7 @@ class _Pause:
         return compute(func, args, kwargs)
 
 
+@pytest.mark.few(quick=2)
 @pytest.mark.usefixtures("no_gc")
 @pytest.mark.parametrize("what", ["a call", "an error", "a release", "an undo"])
 def test_what_another_thread_does_waits_until_a_running_call_ends(what: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def assert_same(loaded: Any, expected: Any) -> None:
         assert torch.equal(own[name], tensor), name
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(6, quick=3)
 @pytest.mark.parametrize("dtype", slow_but([torch.float16], [None, torch.float16, torch.bfloat16]))
 @pytest.mark.parametrize("name", ALL)
 def test_every_weight_and_buffer_is_as_from_pretrained_has_it(
@@ -245,7 +245,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(5, quick=3)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_one_clear_error_and_nothing_is_loaded(damage: str, copied: Path) -> None:
     spoil, message = DAMAGES[damage]

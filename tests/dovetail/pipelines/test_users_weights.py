@@ -65,7 +65,7 @@ def _fused(pipe: Any) -> None:
 CHANGES = [_inversion, _weights, _replaced, _rounded, _fused]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(2, quick=1)
 @pytest.mark.parametrize("change", slow_but((_inversion, _weights), CHANGES))
 @pytest.mark.parametrize(("rests", "after"), [(None, False), ("disk", True)])
 def test_what_a_user_does_to_weights_without_data_is_painted_as_in_eager(

@@ -131,7 +131,7 @@ def test_all_of_a_component_that_runs_by_its_parts_is_in_the_plan(asked: dict[st
     assert (facts["class"], facts["programs"], facts["calls"]) == ("Model", 10, STEPS)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(4, quick=2)
 @pytest.mark.parametrize("kind", [Numpy, Experts, Attending, Reading])
 @pytest.mark.parametrize("asked", RIGS)
 def test_it_computes_the_bits_of_eager_and_takes_what_was_planned(asked: dict[str, Any], kind: type[Block]) -> None:

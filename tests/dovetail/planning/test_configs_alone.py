@@ -16,7 +16,6 @@ from dovetail.compiler.units import format_bytes
 from dovetail.pipelines.dryrun import DryPipeline
 from dovetail.pipelines.loading.saved import open_pipeline
 from testbed.pipelines import tiny_pipelines
-from tests.cases import slow_but
 
 pytestmark = pytest.mark.usefixtures("clean_sims")
 
@@ -33,7 +32,8 @@ def configs(name: str, folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("params_backend", [None, pytest.param("*=disk", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", slow_but(["flux"], tiny_pipelines.PIPELINES))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", tiny_pipelines.PIPELINES)
 def test_a_plan_needs_no_weights(name: str, params_backend: str | None, tmp_path: Path) -> None:
     call = configs(name, tmp_path)
     pipe, origins = open_pipeline(tmp_path, dtype=torch.bfloat16, needs_files=False)

@@ -103,6 +103,7 @@ def test_nothing_is_traced_or_lowered_twice(name: str, tmp_path: Path, monkeypat
     paint(pipe, call)
     assert (len(traced), len(lowered)) == planned
     assert {id(one) for some in pipe.dovetail.programs.values() for one in some} == programs
+    assert pipe.dovetail._planner.planned == 1
 
 
 def test_a_plan_leaves_no_trace_in_the_pipeline(tmp_path: Path) -> None:
@@ -138,14 +139,6 @@ def test_prepare_plans_and_brings_weights(tmp_path: Path, monkeypatch: pytest.Mo
     fetched = counted(monkeypatch, stores, "fetched_weight")
     paint(pipe, call)
     assert fetched == []
-
-
-def test_a_known_kind_of_call_is_not_planned_again(tmp_path: Path) -> None:
-    folder, call = saved("sd", tmp_path)
-    pipe = dovetail.load_pipeline(folder, SPREAD, rig="sim0=1GiB,sim1=1GiB,cpu=8GiB")
-    for _ in range(3):
-        paint(pipe, call)
-    assert pipe.dovetail._planner.planned == 1
 
 
 @pytest.mark.few(1)

@@ -41,6 +41,7 @@ def test_a_component_that_is_called_in_two_ways_stands_twice_in_the_table() -> N
     ]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("options", "told"),
     [

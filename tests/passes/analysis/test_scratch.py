@@ -48,6 +48,7 @@ def planned(module: nn.Module, args: Any, device: str = "cpu") -> int:
     return sum(scratch_bytes(program, node, Device(device)) for node in program.ops())
 
 
+@pytest.mark.few(quick=40)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("masked", ["", "bool", "float"])
@@ -97,6 +98,7 @@ def operands(dtype: torch.dtype, layout: torch.memory_format | None, device: str
     return laid, torch.zeros(2, 4, dtype=exact).to(device), torch.ones(8, dtype=dtype).to(device)
 
 
+@pytest.mark.few(quick=18)
 @pytest.mark.parametrize("name", OURS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last, None], ids=str)

@@ -73,6 +73,7 @@ def compiled(module: nn.Module, x: torch.Tensor, parts: int, backend: str = "sim
     return dovetail.compile(module.eval(), (x,), backend=backend, passes=default_passes(chunk=parts))
 
 
+@pytest.mark.few(quick=9)
 @pytest.mark.parametrize("batch", [1, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_wide_part_in_chunks_takes_less_memory(kind: Callable[[], nn.Module], batch: int) -> None:
@@ -107,6 +108,7 @@ def test_views_of_what_is_put_together_lie_in_its_memory(batch: int) -> None:
         torch.testing.assert_close(parts(x), module(x))
 
 
+@pytest.mark.few(quick=2)
 @pytest.mark.parametrize("kind", KINDS[:4])
 def test_chunks_run_where_the_weights_are(kind: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)

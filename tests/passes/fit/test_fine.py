@@ -115,6 +115,7 @@ def finds(load: Load, budget: int) -> bool:
     return True
 
 
+@pytest.mark.few(quick=3)
 @pytest.mark.parametrize("kind", MODULES)
 def test_the_search_denies_nothing_that_the_same_line_typed_accepts(kind: str) -> None:
     torch.manual_seed(0)

@@ -89,6 +89,7 @@ def test_whatever_is_written_the_bits_are_those_of_the_module(
     assert all(map(torch.equal, computed(program, x), module(x)))
 
 
+@pytest.mark.few(quick=40)
 @pytest.mark.parametrize("part", [name for name in PARTS if name not in ("every other row", "turned", "half")])
 @pytest.mark.parametrize("write", WRITES)
 def test_nothing_is_written_into_stretches_and_elements_of_a_value(part: str, write: str) -> None:

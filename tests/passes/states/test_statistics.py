@@ -61,6 +61,7 @@ def _norms(program: Program) -> int:
     return sum(name_of(node) in ("rms_norm", "layer_norm") for node in program.ops())
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", OVER_HEADS)
 def test_a_norm_over_all_heads_is_what_its_statistics_and_the_rest_are(name: str, dtype: torch.dtype) -> None:
@@ -116,6 +117,7 @@ def test_a_program_and_its_copy_are_taken_apart_alike(name: str) -> None:
     assert [(one.name, one.target) for one in program.ops()] == [(one.name, one.target) for one in copy.ops()]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mode", ["tensor", "sequence"])
 @pytest.mark.parametrize("name", OVER_HEADS)
 def test_the_form_is_taken_whose_states_take_less(name: str, mode: str) -> None:

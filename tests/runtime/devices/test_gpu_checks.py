@@ -51,6 +51,7 @@ def test_parts_are_computed_on_one_card(monkeypatch: pytest.MonkeyPatch) -> None
         gpu_mode_checks.parts_of_kernels(["sim0"])
 
 
+@pytest.mark.slow
 def test_micro_batches_are_compared_with_one_picture_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "each with the bits that it has alone" in gpu_mode_checks.micro_batches(["sim0", "sim1"], 2)
     right = gpu_mode_checks.result
