@@ -56,12 +56,14 @@ def _left_of_few(tables: dict[str, list[pytest.Item]]) -> set[pytest.Item]:
     """The cases of tables of which few run, of the slow and the others each for themselves, that do not."""
     left: set[pytest.Item] = set()
     for name, table in tables.items():
-        marker, draw = table[0].get_closest_marker("few"), random.Random(f"{os.environ['DOVETAIL_TEST_SEED']} {name}")
+        marker = table[0].get_closest_marker("few")
+        if marker is None:
+            continue
+        draw, most = random.Random(f"{os.environ['DOVETAIL_TEST_SEED']} {name}"), (*marker.args, len(table))[0]
         quick = [one for one in table if one.get_closest_marker("slow") is None]
         slow = [one for one in table if one not in quick]
-        for some in (quick, slow if marker.args else []) if marker else ():
-            most = marker.kwargs.get("quick", *marker.args) if some is quick else marker.args[0]
-            left |= set(draw.sample(some, max(0, len(some) - most)))
+        for some, count in ((quick, marker.kwargs.get("quick", most)), (slow, most)):
+            left |= set(draw.sample(some, max(0, len(some) - count)))
     return left
 
 

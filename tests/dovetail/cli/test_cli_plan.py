@@ -65,6 +65,7 @@ def test_a_plan_is_of_the_call_that_is_steered_so(tmp_path: Path) -> None:
     assert document["components"]["transformer"]["calls"] == 4, "half of four steps, with and without the prompt"
 
 
+@pytest.mark.slow
 def test_guidance_decides_how_often_a_plan_calls_the_denoiser() -> None:
     alone = json.loads(run("--rig", RIG, "--guidance", "1", "--json").stdout)
     assert alone["components"]["transformer"]["calls"] == 2
@@ -188,7 +189,7 @@ def test_encoders_that_are_whole_though_devices_were_listed_are_told() -> None:
 
 
 def test_tiles_that_are_larger_than_those_asked_for_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    assert run("--vae-tiling", "7", "--rig", RIG).exit_code == 0
+    assert run("--vae-tiling", "7", "--rig", RIG, "--backend", "cuda0", "--size", "48").exit_code == 0
     assert "vae decodes in tiles of 32x32, the smallest that it has: 7x7 is less" in caplog.text
 
 
