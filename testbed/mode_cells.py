@@ -36,6 +36,7 @@ from dovetail.passes.placement.assignment import Assign, Assigned
 from dovetail.passes.placement.blocks import FindBlocks
 from dovetail.passes.placement.cut import Cut
 from dovetail.passes.placement.pin import Pin
+from dovetail.passes.rewrites.reuse import Reuse
 from dovetail.passes.rewrites.simplify import Simplify
 from dovetail.passes.simulate.memory import simulate
 from dovetail.passes.states.candidates import QUERIES
@@ -190,6 +191,7 @@ def shared(traced: Program, cell: Cell) -> tuple[Program, Solution | NotPossible
         Pin(),
         Share(chosen),
         Cut(),
+        Reuse(),
         Lower(),
         Verify(),
     ]

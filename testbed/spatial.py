@@ -23,6 +23,7 @@ from dovetail.passes.placement.assignment import Assign, Assigned
 from dovetail.passes.placement.blocks import FindBlocks
 from dovetail.passes.placement.cut import Cut
 from dovetail.passes.placement.pin import Pin
+from dovetail.passes.rewrites.reuse import Reuse
 from dovetail.passes.rewrites.simplify import Simplify
 from dovetail.passes.simulate.memory import simulate
 from dovetail.passes.states.group_statistics import take_group_norms_apart
@@ -75,7 +76,9 @@ def split(module: nn.Module, call: Mapping[str, Any], shares: tuple[int, ...]) -
         take_group_norms_apart(program)
     everything = {weight: Assigned(program.main) for weight in program.weights}
     sharing = [Share(lambda pinned: _solved(pinned, shares))] if len(shares) > 1 else []
-    return PassManager([FindBlocks(), Assign(everything), Pin(), *sharing, Cut(), Lower(), Verify()]).run(program)
+    return PassManager([FindBlocks(), Assign(everything), Pin(), *sharing, Cut(), Reuse(), Lower(), Verify()]).run(
+        program
+    )
 
 
 def _solved(program: Program, shares: tuple[int, ...]) -> Choose:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from torch.fx import Node
 
-from .program import tensors_of
-from .value import TensorType
+from ..devices.device import Device
+from .split import type_on
+from .value import TensorType, flat
 
 
 def is_plain(shape: Sequence[int], stride: Sequence[int | str]) -> bool:
@@ -37,13 +38,16 @@ def decides(
     return 1 not in shape[1:] or all(tuple(one[0]) == tuple(shape) and is_plain(*one) for one in others)
 
 
-def is_settled(node: Node) -> bool:
-    """Whether the strides of the trace settle that an elementwise node's result is laid out as its first operand."""
+def is_settled(node: Node, device: Device) -> bool:
+    """Whether strides settle that an elementwise node's result is laid out as its first operand on a device.
+
+    They are those of the trace, of the part that the device has.
+    """
     operand = node.args[0]
     assert isinstance(operand, Node)
-    (first,) = tensors_of(operand)
+    (first,) = flat(type_on(operand, device))
     given = (one for one in (*node.args[1:], *node.kwargs.values()) if isinstance(one, Node))
-    others = [_layout(tensor) for one in given for tensor in tensors_of(one) if tensor.shape]
+    others = [_layout(tensor) for one in given for tensor in flat(type_on(one, device)) if tensor.shape]
     return decides(_layout(first), others)
 
 

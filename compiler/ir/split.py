@@ -69,6 +69,29 @@ def _part_of(value: Value, states: Iterator[State], member: int) -> Value:
     return TensorType(shape, value.dtype, ordered_stride(shape, value.stride), value.storage, hint)
 
 
+def fills_on_each(node: Node, operand: Node, maker: Node, storage: int) -> bool:
+    """Whether, on each device, what a node yields fills the memory of an operand that ``maker`` made, part for part.
+
+    The same devices have the same parts of both, none of which is a term of a sum, and the memory is no larger there.
+    """
+    group = placement_of(node).group
+    if len(group) < 2:
+        return True
+    if placement_of(operand).group != group or not state_of(operand) == state_of(node) != PARTIAL:
+        return False
+    if operand is maker:
+        return True
+    return placement_of(maker).group == group and all(
+        _bytes_of(maker, device, storage) == _bytes_of(node, device, None) for device in group
+    )
+
+
+def _bytes_of(node: Node, device: Device, storage: int | None) -> int:
+    """The most bytes that a tensor of a node, of some storage or of any, has on a device."""
+    found = [one.nbytes for one in flat(type_on(node, device)) if storage is None or one.storage == storage]
+    return max(found, default=0)
+
+
 def lying_on(value: Node, device: Device) -> Node:
     """What stands for a value on a device: what is brought to others is there itself, where it comes from."""
     while value.target is RESHARD and not assembles(value) and device in placement_of(source_of(value)).group:

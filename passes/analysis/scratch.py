@@ -93,12 +93,14 @@ def _is_view(part: TensorType, shape: Sequence[int]) -> bool:
     return True
 
 
-def apart_bytes(node: Node) -> int:
-    """The bytes of a result that the first call computes apart from the operand whose memory it may take.
+def apart_bytes(node: Node, device: Device) -> int:
+    """The bytes of a result that the first call computes on a device apart from the operand whose memory it may take.
 
     So it does where the strides of the trace do not settle that the result is laid out as the operand is.
     """
-    return sum(tensor.nbytes for tensor in tensors_of(node)) if overwrites(node) and not is_settled(node) else 0
+    if not overwrites(node) or is_settled(node, device):
+        return 0
+    return sum(tensor.nbytes for tensor in flat(type_on(node, device)))
 
 
 def _unpacked(program: Program, node: Node, device: Device) -> int:

@@ -131,4 +131,5 @@ class _Pieces:
         return problem, replace(problem, sizes=tuple(0 if p in self._inputs else self._sizes[p] for p in numbers))
 
     def _extra(self, nodes: Sequence[Node]) -> Iterator[int]:
-        return (scratch_bytes(self.program, node, device_of(node)) + apart_bytes(node) for node in nodes)
+        sites = ((node, device_of(node)) for node in nodes)
+        return (scratch_bytes(self.program, *site) + apart_bytes(*site) for site in sites)

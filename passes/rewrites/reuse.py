@@ -18,7 +18,7 @@ from torch.fx import Node
 
 from ...compiler.ir.aliasing import in_place, possible_memory
 from ...compiler.ir.program import Program, placement_of, tensors_of, value_of
-from ...compiler.ir.split import source_of
+from ...compiler.ir.split import fills_on_each, source_of
 from ...compiler.ir.value import TensorType
 from ..analysis.liveness import last_touches
 from ..analysis.storages import rename_storages
@@ -37,8 +37,6 @@ class Reuse(Pass):
 
     def run(self, program: Program) -> Change:
         """Walks the graph once; what is known of memory is what held before anything was reused."""
-        if program.is_grouped and not program.is_sliced:
-            return Change(0, "results computed in place, for devices compute them together")
         memory = _Memory(program)
         merged: dict[int, int] = {}
         count = 0
@@ -79,6 +77,8 @@ class _Memory:
         if self._fixed & {piece, self._piece[node]} or self._last[piece] is not node:
             return None
         if placement_of(piece).segment != placement_of(node).segment or self._bytes[held.storage] != held.nbytes:
+            return None
+        if not fills_on_each(node, operand, piece, held.storage):
             return None
         given = [*node.args, *node.kwargs.values()]
         others = [self._piece[one] for one in node.all_input_nodes if one is not operand]

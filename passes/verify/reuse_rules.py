@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from torch.fx import Node
 
 from ...compiler.ir.aliasing import Alias, overwrites, possible_memory
-from ...compiler.ir.program import placement_of
+from ...compiler.ir.program import placement_of, state_of
+from ...compiler.ir.state import PARTIAL
 from .snapshot import Snapshot, Violation
 
 
@@ -32,6 +33,8 @@ def reuse(snapshot: Snapshot) -> Iterator[Violation]:
             yield Violation("reuse", f"{over}, which it reads twice", node)
         elif placement_of(piece[operand]).segment != placement_of(node).segment:
             yield Violation("reuse", f"{over}, which another segment makes", node)
+        elif state_of(operand) != state_of(node) or state_of(node) == PARTIAL:
+            yield Violation("reuse", f"{over}, of which devices have other parts", node)
 
 
 def _given(node: Node) -> list[Node]:

@@ -35,6 +35,7 @@ from dovetail.passes.placement.assignment import Assign, Assigned
 from dovetail.passes.placement.blocks import FindBlocks
 from dovetail.passes.placement.cut import Cut
 from dovetail.passes.placement.pin import Pin
+from dovetail.passes.rewrites.reuse import Reuse
 from dovetail.passes.rewrites.simplify import Simplify
 from dovetail.passes.simulate.memory import simulate
 from dovetail.passes.states.share import Choose
@@ -115,6 +116,7 @@ def shared(
         Pin(),
         Share(chooser),
         Cut(),
+        Reuse(),
         *behind_cut,
         Lower(),
         Verify(),

@@ -16,12 +16,22 @@ from torch.fx import Node
 
 from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.frontend.trace import trace
+from dovetail.compiler.ir.aliasing import in_place, overwrites
 from dovetail.compiler.ir.boxes import Box, Landing
 from dovetail.compiler.ir.ops import TERMS
-from dovetail.compiler.ir.program import Program, placement_of, state_of, states_of
+from dovetail.compiler.ir.program import (
+    Program,
+    placement_of,
+    state_of,
+    states_of,
+    tensors_of,
+    value_of,
+    weight_name,
+)
 from dovetail.compiler.ir.schedule import Allocate, Await, Copy, Run
 from dovetail.compiler.ir.split import assembles, is_shared, source_of
 from dovetail.compiler.ir.state import PARTIAL, WHOLE, Split, State
+from dovetail.compiler.ir.value import TensorType
 from dovetail.compiler.states.strategy import Strategy
 from dovetail.compiler.states.table import strategies
 from dovetail.passes.infra.manager import PassManager
@@ -102,6 +112,22 @@ def test_a_term_is_not_put_together_as_if_it_were_the_whole(program: Program) ->
         transfer.args = (node,)
         assert is_refused(program), node.name
         transfer.args = kept
+
+
+def test_what_is_computed_over_what_others_need_is_refused(program: Program) -> None:
+    """Over an operand that is sent, or read again, or of which devices have other parts."""
+    sent = {source_of(one) for one in program.transfers()}
+    found = []
+    for node in (one for one in program.ops() if is_shared(one) and in_place(one.target) and not overwrites(one)):
+        operand = node.args[0]
+        if isinstance(operand, Node) and isinstance(value_of(operand), TensorType) and not weight_name(operand):
+            is_read_again = any(node < user for user in operand.users)
+            found += [node] if operand in sent or is_read_again or state_of(operand) != state_of(node) else []
+    for node in some(found) if found else ():  # a decoder may have none
+        before = value_of(node)
+        node.meta["value"] = replace(before, storage=tensors_of(node.args[0])[0].storage)  # type: ignore[type-var, arg-type]
+        assert is_refused(program), node.name
+        node.meta["value"] = before
 
 
 def test_arguments_that_changed_are_seen() -> None:

@@ -12,6 +12,7 @@ from torch import nn
 import dovetail
 from dovetail.compiler.ir.aliasing import in_place, overwrites
 from dovetail.compiler.ir.program import tensors_of
+from dovetail.passes.simulate.memory import simulate
 from dovetail.runtime import sim
 from dovetail.runtime.in_place import Look
 
@@ -275,3 +276,33 @@ def test_what_a_look_takes_for_certain_without_comparing_is_so(
         assert result.stride() == expected.stride()
         assert (result is mine) <= bool(look.found)
     assert look.found or binary
+
+
+class Wide(nn.Module):
+    """Two linear layers with an activation between them, and a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(64, 256), nn.Linear(256, 64)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layers[1](torch.nn.functional.gelu(self.layers[0](x)) * 2)
+
+
+@pytest.mark.parametrize("mode", ["sequence", "tensor", "batch"])
+def test_devices_that_compute_together_compute_over_the_parts_that_they_have(mode: str, clean_sims: None) -> None:
+    torch.manual_seed(0)
+    module, x = Wide().eval(), torch.randn(2, 128, 64)
+    compiled = dovetail.compile(module, (x,), backend="sim0&sim1", split_mode=mode)
+    assert sum(map(overwrites, compiled.program.ops())) >= 2, "the activation, and what it is multiplied by"
+    with torch.no_grad():
+        expected = module(x)
+    kept = x.clone()
+    for _ in range(2):
+        for index in (0, 1):
+            sim.reset_peak(index)
+        found = compiled(x)
+        assert torch.allclose(found, expected, atol=1e-6)
+        assert torch.equal(x, kept)
+        planned = [one.total for one in simulate(compiled.program).values()]
+        assert [sim.stats(index).peak for index in (0, 1)] == planned
