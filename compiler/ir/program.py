@@ -183,6 +183,10 @@ class Program:
         """The placeholders that stand for weights, in order."""
         return (node for node in self.graph.find_nodes(op="placeholder") if weight_name(node))
 
+    def weights_read(self) -> set[str]:
+        """The names of the weights that some operation reads, or that are returned."""
+        return {node.meta["weight"] for node in self.weight_nodes() if node.users}
+
     @property
     def given_storages(self) -> set[int]:
         """The memory of the inputs that are the caller's."""
@@ -223,6 +227,12 @@ class Program:
     def output(self) -> Node:
         """The one output node."""
         return self.graph.output_node()
+
+    def results(self) -> tuple[Any, ...]:
+        """What it returns, in order: the tensors of each value, flat in a tuple, or a constant as it is."""
+        returned = self.output.args[0]
+        assert isinstance(returned, (list, tuple))
+        return tuple(tensors_of(one) if isinstance(one, Node) else one for one in returned)
 
     def copy(self) -> Program:
         """Another program over the same weights, for other devices or passes; it must not have been cut yet."""

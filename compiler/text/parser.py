@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -49,18 +49,23 @@ def parse_program(text: str) -> Program:
 
     Raises ProgramTextError, which names the line, for text that is not a program.
     """
-    reader = _Reader()
-    number, line = 0, ""
-    with _refusing(lambda: f"line {number} is not part of a program: {line.strip()[:120]!r}"):
-        for number, line in enumerate(text.split("\n"), 1):  # noqa: B007
-            if line.strip():
-                reader.read(line)
-    with _refusing(lambda: "the text is no program"):
+    reader = reader_of(text.split("\n"))
+    with refusing(lambda: "the text is no program"):
         return reader.finish()
 
 
+def reader_of(lines: Iterable[str]) -> Reader:
+    """A reader that has read some lines from the first one on; raises ProgramTextError, which names the line."""
+    reader, number, line = Reader(), 0, ""
+    with refusing(lambda: f"line {number} is not part of a program: {line.strip()[:120]!r}"):
+        for number, line in enumerate(lines, 1):  # noqa: B007
+            if line.strip():
+                reader.read(line)
+    return reader
+
+
 @contextmanager
-def _refusing(problem: Callable[[], str]) -> Iterator[None]:
+def refusing(problem: Callable[[], str]) -> Iterator[None]:
     """Turns whatever a text breaks into one error: a file may be anything."""
     try:
         yield
@@ -69,8 +74,8 @@ def _refusing(problem: Callable[[], str]) -> Iterator[None]:
 
 
 @dataclass
-class _Reader:
-    """What the lines read so far amount to."""
+class Reader:
+    """What the lines read so far amount to: a program once all were read, and before that a part of one."""
 
     name: str = ""
     graph: Graph = field(default_factory=Graph)
@@ -210,7 +215,8 @@ class _Reader:
             node = self._call(name, word, line)
         if name in self.nodes:
             raise TextError(f"%{name} stands twice")
-        node.name = name
+        if node.name != name:  # which fx has changed, and takes long to be told
+            node.name = name
         node.meta["value"] = value
         self.nodes[name] = node
         self._annotate(node, line)
@@ -287,11 +293,19 @@ class _Reader:
         return known(self.devices, name, f"{name} is not among the devices of the program, which are: {there}")
 
     def finish(self) -> Program:
+        """The program, once the line that returns was read; raises ProgramTextError where it cannot be one."""
         if not self.name or not self.ended:
             raise ProgramTextError("it must open with a line program and end with one return")
         if "cut" in self.facts and not {"placed", "pinned"} <= self.facts:
             raise ProgramTextError("a program that is cut was placed and pinned before, and its facts say otherwise")
-        program = Program(
+        program = self.program()
+        self._finish_placement(program)
+        self._check_marks(program)
+        return program
+
+    def program(self) -> Program:
+        """What was read so far as a program."""
+        return Program(
             name=self.name,
             graph=self.graph,
             signature=self._signature(),
@@ -306,9 +320,6 @@ class _Reader:
             history=self.history,
             facts=self.facts - {"scheduled"},
         )
-        self._finish_placement(program)
-        self._check_marks(program)
-        return program
 
     def _check_marks(self, program: Program) -> None:
         """Raises ProgramTextError where a weight is said to be eligible for a row split and is not."""
@@ -375,20 +386,20 @@ def _words(line: Line) -> list[str]:
     return line.rest().split(", ")
 
 
-_LINES: dict[str, Callable[[_Reader, Line], None]] = {
-    "program": _Reader._read_program,
-    "passes": _Reader._read_passes,
-    "facts": _Reader._read_facts,
-    "devices": _Reader._read_devices,
-    "autocast": _Reader._read_autocast,
-    "rests": _Reader._read_rests,
-    "symbol": _Reader._read_symbol,
-    "guard": _Reader._read_guard,
-    "asks": _Reader._read_asks,
-    "takes": _Reader._read_takes,
-    "argument": _Reader._read_argument,
-    "returns": _Reader._read_returns,
-    "block": _Reader._read_block,
-    "return": _Reader._read_return,
+_LINES: dict[str, Callable[[Reader, Line], None]] = {
+    "program": Reader._read_program,
+    "passes": Reader._read_passes,
+    "facts": Reader._read_facts,
+    "devices": Reader._read_devices,
+    "autocast": Reader._read_autocast,
+    "rests": Reader._read_rests,
+    "symbol": Reader._read_symbol,
+    "guard": Reader._read_guard,
+    "asks": Reader._read_asks,
+    "takes": Reader._read_takes,
+    "argument": Reader._read_argument,
+    "returns": Reader._read_returns,
+    "block": Reader._read_block,
+    "return": Reader._read_return,
 }
 """How each line that is no node is read, by its first word."""

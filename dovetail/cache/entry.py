@@ -18,6 +18,7 @@ from safetensors.torch import load, save
 
 from ..compiler.errors import ProgramTextError, TraceError, VerificationError
 from ..compiler.ir.program import Program
+from ..compiler.text.late import parse_late
 from ..compiler.text.parser import parse_program
 from ..compiler.text.printer import lines_of
 from ..passes.verify.types import verify_types
@@ -63,14 +64,21 @@ def read(path: Path, key: Key, is_named: bool = False) -> tuple[Program, list[by
     if _digest(text, tensors) != head.digest:
         raise NoEntry("it is damaged")
     try:
-        program = parse_program(text.decode())
-        if is_named:  # an entry of the cache is what was traced here: nobody else can write there
-            verify_types(program)
+        program = _parsed(text.decode(), is_named)
         found = load(tensors)
     except (ProgramTextError, VerificationError, SafetensorError, ValueError) as error:
         raise NoEntry(str(error)) from error
     program.constants = dict(_constants(program, found))
     return program, [bytes(replace(head, key=key.full)), text, tensors]
+
+
+def _parsed(text: str, is_named: bool) -> Program:
+    """The program of a text; an entry of the cache is what was traced here, for nobody else can write there."""
+    if not is_named:
+        return parse_late(text)
+    program = parse_program(text)
+    verify_types(program)
+    return program
 
 
 def _constants(program: Program, found: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:

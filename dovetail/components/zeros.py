@@ -7,19 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.fx import Node
 
-from ..compiler.ir.program import Program, tensors_of
+from ..compiler.ir.program import Program
 from ..compiler.ir.sizes import evaluate
+from ..compiler.ir.value import TensorType
 
 
 def zeros_of(program: Program, inputs: Sequence[torch.Tensor], device: torch.device) -> Any:
     """What a program returns for inputs of a call, in the module's own structure, with nothing but zeros in it."""
-    leaves = program.output.args[0]
-    assert isinstance(leaves, (tuple, list))
     symbols = _symbols(program, inputs) if program.symbols else {}
     return program.signature.unflatten(
-        [_zeros(leaf, symbols, device) if isinstance(leaf, Node) else leaf for leaf in leaves]
+        [_zeros(one, symbols, device) if isinstance(one, tuple) else one for one in program.results()]
     )
 
 
@@ -32,8 +30,8 @@ def _symbols(program: Program, inputs: Sequence[torch.Tensor]) -> dict[str, int]
     return found
 
 
-def _zeros(node: Node, symbols: dict[str, int], device: torch.device) -> torch.Tensor:
-    (kind,) = tensors_of(node)
+def _zeros(tensors: tuple[TensorType, ...], symbols: dict[str, int], device: torch.device) -> torch.Tensor:
+    (kind,) = tensors
     shape = [evaluate(size, symbols) for size in kind.shape]
     stride = [evaluate(step, symbols) for step in kind.stride]
     with torch.inference_mode(False):

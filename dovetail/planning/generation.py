@@ -20,8 +20,8 @@ from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Lifetime
 from ..compiler.units import counted, format_bytes
 from ..passes.simulate.cost import OpCost
-from ..passes.simulate.memory import simulate
 from .tiling import Tile
+from .usage import usage_of
 from .walk import Moment, Visit, Walk, visits_of
 
 PHASES = ("conditioning", "sampling", "decoding")
@@ -98,7 +98,7 @@ class Peak:
 
 def values_of(program: Program) -> dict[Device, int]:
     """What a lowered program has on each device at its fullest moment beside weights that outlive the call."""
-    return {device: usage.total - usage.weights for device, usage in simulate(program).items()}
+    return {device: usage.total - usage.weights for device, usage in usage_of(program).items()}
 
 
 def numbered(titles: Iterable[str]) -> list[str]:
@@ -299,7 +299,7 @@ class Generation:
 
 def _fullest(program: Program, device: Device) -> str:
     """The operation at which a program whose weights rest elsewhere has most on a device."""
-    fullest = simulate(program).get(device) if program.residency else None
+    fullest = usage_of(program).get(device) if program.residency else None
     return f" (%{fullest.node.name})" if fullest is not None and fullest.node is not None else ""
 
 

@@ -16,6 +16,7 @@ from ..compiler.devices.device import Device
 from ..compiler.ir.schedule import Lifetime
 from ..compiler.states.parts import slot_bytes
 from ..passes.simulate.memory import simulate
+from .usage import usage_of
 
 if TYPE_CHECKING:
     from .generation import PlannedCall
@@ -133,11 +134,14 @@ class Walk:
         names: defaultdict[Device, list[str]] = defaultdict(list)
         for key, (device, nbytes) in there.kept.items():
             beside[device] += 0 if key in own else nbytes
-        for piece in {(one.name, one.device): one for one in call.pieces if one.lasts is not Lifetime.STAGE}.values():
+        lasting = {(one.name, one.device): one for one in call.pieces if one.lasts is not Lifetime.STAGE}.values()
+        for piece in lasting:
             if piece.key in self._stays or piece.key in there.kept:
                 names[piece.device].append(piece.name)
             stays[piece.device] += piece.nbytes if piece.key in self._stays else 0
-        for device, usage in simulate(call.program, names).items():
+        is_first = all(one.lasts is Lifetime.PROGRAM and one.key in self._stays for one in lasting)  # loads them anyway
+        usages = usage_of(call.program) if is_first else simulate(call.program, names)
+        for device, usage in usages.items():
             yield device, (usage.weights - stays[device] + beside[device], usage.total - usage.weights)
 
     def _kept_on(self, device: Device) -> int:

@@ -154,7 +154,7 @@ class AssignedWeights:
     @locked
     def read_by(self, module: nn.Module, program: Program) -> list[StoredWeight]:
         """The weights of the component that a program reads."""
-        read = {program.weight(node).name for node in program.weight_nodes() if node.users}
+        read = program.weights_read()
         return [one for weight, one in self.held(module, program) if weight.name in read]
 
     @locked
