@@ -28,7 +28,7 @@ from ..passes.infra.base import Pass
 from ..passes.pipeline import as_planned
 from ..passes.placement.assignment import Assigned
 from ..passes.rewrites.chunk import chunks_of
-from ..passes.states.states import split_mode_of
+from ..passes.states.states import has_short_terms, split_mode_of
 from .reading import read_plan
 
 logger = logging.getLogger(__name__)
@@ -86,6 +86,7 @@ class Plans:
         if not found.get("micro_batches"):
             parts = sorted((micro_batches_asked(one.program), one.component) for one in self._plans)
             found["micro_batches"] = {name: count for count, name in parts if count > 1} or None
+        found["bf16_partials"] = found.get("bf16_partials") or any(has_short_terms(one.program) for one in self._plans)
         return found
 
     def passes(
