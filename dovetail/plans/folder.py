@@ -76,6 +76,8 @@ class Plans:
             others = {name: mode for name, mode in modes.items() if mode != "layer"}
             if others and found.get("split_mode", "layer") == "layer":
                 found["split_mode"] = others
+                is_short = any(has_short_terms(one.program) for one in self._plans)
+                found["bf16_partials"] = found.get("bf16_partials", False) or is_short
         if not found.get("params_backend"):
             kept = {one.component: one.program.kept for one in self._plans}
             away = {name: where.value for name, where in kept.items() if where is not Residency.DEVICE}
@@ -86,7 +88,6 @@ class Plans:
         if not found.get("micro_batches"):
             parts = sorted((micro_batches_asked(one.program), one.component) for one in self._plans)
             found["micro_batches"] = {name: count for count, name in parts if count > 1} or None
-        found["bf16_partials"] = found.get("bf16_partials") or any(has_short_terms(one.program) for one in self._plans)
         return found
 
     def passes(

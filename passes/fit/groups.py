@@ -141,21 +141,24 @@ def _ways(
                 continue  # of rows that come and go nothing is foreseen
             found = group_option(load, machine, budgets, devices, residency, work)
             if found is None and residency is Residency.DEVICE:
-                found = _in_room(load, machine, budgets, devices)
+                found = _in_room(load, machine, budgets, devices, work.whole)
             if found is not None:
                 yield found
 
 
-def _in_room(load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...]) -> Option | None:
+def _in_room(load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...], whole: int) -> Option | None:
     """The way in which a group computes a component with all weights on devices, in states that are solved for so.
 
-    What devices have room for is taken in steps, so that few states are solved for.
+    What devices have room for is taken in steps, so that few states are solved for; none where the ``whole`` bytes of
+    weights have no room.
     """
     if load.work is None or load.takes_turns or load.work.is_rough or load.asked.mode == "row":
         return None
     step = max(1, max(budgets.rooms(devices)) // _STEPS)
     room = tuple((budgets.of(one) - load.more.get(one, 0)) // step * step for one in devices)
-    work = load.work.over(devices, room) if min(room) > 0 else NotPossible(load.asked.mode, "there is no room")
+    if whole >= (sum(room) if load.asked.mode == "tensor" else min(room)):
+        return None
+    work = load.work.over(devices, room)
     if isinstance(work, NotPossible):
         return None
     key = "in room", load.asked, devices, budgets.rooms(devices)
