@@ -260,12 +260,9 @@ def test_plans_of_a_pipeline_are_used_with_their_mode(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_plans_say_that_partial_sums_cross_in_fewer_bytes_and_keep_it(tmp_path: Path) -> None:
+def test_plans_keep_that_partial_sums_cross_in_fewer_bytes(tmp_path: Path) -> None:
     size = ("--dtype", "float32", "--height", "256", "--width", "256", "--steps", "1")
     asked = ("--backend", "diffusion=sim0&sim1,te=sim1,vae=sim0", "--split-mode", "diffusion=tensor", "--bf16-partials")
-    said = done("plan", *asked, *size)
-    assert "partial sums of float32 values cross in bfloat16 (--bf16-partials), which changes bits" in said
-    assert "--bf16-partials" in said.splitlines()[-1]
     done("compile", *asked, *size, "-o", str(tmp_path))
     plans = Plans(tmp_path)
     assert plans.completed({})["bf16_partials"]
