@@ -54,6 +54,7 @@ def compile(
     rig: Rig | str | None = None,
     chunk: Counts | None = None,
     micro_batches: Counts | None = None,
+    bf16_partials: bool = False,
     inductor: bool = False,
     passes: str | Sequence[Pass] | None = None,
     dynamic_shapes: Mapping[str, object] | None = None,
@@ -91,6 +92,8 @@ def compile(
         micro_batches: in how many parts the pictures of a call go through a layer split, one behind another, so that
             its devices work at the same time; it may change the last bits of the result. What cannot be proven to be
             the same in parts runs whole, with a warning. ``"off"`` if left out.
+        bf16_partials: whether devices of a tensor split send one another their partial sums of float32 values in
+            bfloat16, which takes half the bytes and changes bits. Refused where there are none.
         inductor: whether blocks that do the same are compiled by PyTorch's Inductor, once for all of them, which takes
             tens of seconds and may change the last bits of the result. It takes no budget, for what compiled blocks
             need is not known in advance.
@@ -127,6 +130,7 @@ def compile(
         rig=rig,
         chunk=chunk,
         micro_batches=micro_batches,
+        bf16_partials=bf16_partials,
         inductor=inductor,
     )
     request.switch_on()
@@ -157,7 +161,13 @@ def compile(
             if isinstance(passes, str)
             else passes
             or default_passes(
-                shares, split_mode=mode, keep=keep, chunk=chunks, inductor=inductor, micro_batches=in_parts
+                shares,
+                split_mode=mode,
+                keep=keep,
+                chunk=chunks,
+                inductor=inductor,
+                micro_batches=in_parts,
+                terms=request.terms_for() if mode == "tensor" else "",
             )
         )
         steps = steps if assignment is None else with_assignment(steps, assignment)

@@ -88,13 +88,15 @@ def default_passes(
     chunk: int = 1,
     inductor: bool = False,
     micro_batches: int = 1,
+    terms: str = "",
 ) -> tuple[Pass, ...]:
     """From a fresh trace to a verified schedule, for a ``layer`` split, a ``row`` split, or one of all values' states.
 
     With ``keep``, as many weights stay on their devices as fit there, wherever they would rest. Wide parts are computed
     in ``chunk`` chunks, which may change last bits if there are more than one. With ``inductor`` equal blocks are
     compiled once by Inductor, which may change last bits too. With ``micro_batches`` the pictures of a call go
-    through a layer split in so many parts, one after another, which may change last bits likewise.
+    through a layer split in so many parts, one after another, which may change last bits likewise. ``terms`` is the
+    dtype in which devices send terms of float32 sums, ``bfloat16``, which changes bits.
     """
     in_parts = micro_batches > 1 and split_mode == "layer"
     return (
@@ -104,7 +106,7 @@ def default_passes(
         Lora(),
         *((MicroBatches(micro_batches),) if in_parts else ()),
         *((Chunk(chunk),) if chunk > 1 else ()),
-        _placing(split_mode, tuple(shares), headroom),
+        _placing(split_mode, tuple(shares), headroom, terms),
         *((Keep(),) if keep else ()),
         Pin(),
         Hoist(),
@@ -120,10 +122,10 @@ def default_passes(
     )
 
 
-def _placing(split_mode: str, shares: tuple[float, ...], headroom: int | None) -> Pass:
+def _placing(split_mode: str, shares: tuple[float, ...], headroom: int | None, terms: str) -> Pass:
     """The pass that places weights in a split mode."""
     if split_mode in TOGETHER:
-        return States(split_mode, shares, headroom)
+        return States(split_mode, shares, headroom, terms)
     return {"layer": Place, "row": Rows}[split_mode](shares=shares, headroom=headroom)
 
 
@@ -268,7 +270,7 @@ def _named(name: str) -> type[Pass]:
 def _read(name: str, key: str, value: str) -> Any:
     """An option's value: a mode by its name, shares as ``3:1``, sizes as ``2GiB`` or in bytes."""
     try:
-        if key == "mode":
+        if key in ("mode", "terms"):
             return value
         if key == "shares":
             return tuple(float(share) for share in value.split(":"))

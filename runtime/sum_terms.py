@@ -8,13 +8,13 @@ from torch import Tensor
 from ..compiler.ir.ops import LIBRARY
 
 
-def _sum(terms: Tensor) -> Tensor:
+def _sum(terms: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Short floats are added in float32; all others in their own dtype."""
-    dtype = torch.float32 if terms.dtype in (torch.bfloat16, torch.float16) else terms.dtype
-    found = terms[0].clone() if terms.dtype == dtype else terms[0].to(dtype)
+    wide = torch.float32 if terms.dtype in (torch.bfloat16, torch.float16) else terms.dtype
+    found = terms[0].clone() if terms.dtype == wide else terms[0].to(wide)
     for one in terms[1:]:
         found += one
-    return found.to(terms.dtype)
+    return found.to(terms.dtype if dtype is None else dtype)
 
 
 LIBRARY.impl("sum_terms", _sum, "CompositeExplicitAutograd")

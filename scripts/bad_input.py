@@ -118,6 +118,8 @@ CASES = (
     Case("spec", "dovetail generate x --backend 'diffusion=auto&sim0'", 2),
     Case("spec", "dovetail generate x --backend vae=disk", 2),
     Case("spec", "dovetail generate x --split-mode rows", 2),
+    Case("spec", "dovetail generate x --split-mode diffusion=sequence --bf16-partials", 2),
+    Case("spec", "dovetail plan --split-mode tensor --backend 'cuda0&cpu' --rig cuda0=24GiB,cpu=64GiB", 2),
     Case("spec", "dovetail generate x --params-backend 'te=sim0&disk'", 2),
     Case("spec", f"dovetail compile --params-backend te=disc {RIG}", 2),
     Case("spec", "dovetail generate x --tensor-split 3,x", 2),

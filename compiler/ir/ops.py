@@ -16,7 +16,7 @@ LIBRARY.define("quantized_embedding(Tensor packed, Tensor indices, str quant, Sc
 LIBRARY.define("dequantize(Tensor packed, str quant, ScalarType dtype) -> Tensor")
 LIBRARY.define("grouped_mm(Tensor x, Tensor weights, Tensor offs) -> Tensor")
 LIBRARY.define("terms(Tensor(a) x, int count) -> Tensor(a)")
-LIBRARY.define("sum_terms(Tensor terms) -> Tensor")
+LIBRARY.define("sum_terms(Tensor terms, ScalarType? dtype=None) -> Tensor")
 LIBRARY.define("group_means(Tensor x, int groups, int count) -> Tensor")
 LIBRARY.define("group_variances(Tensor x, Tensor means, int groups, int count) -> Tensor")
 LIBRARY.define(
@@ -77,8 +77,8 @@ def _terms(x: torch.Tensor, count: int) -> torch.Tensor:
 
 
 @torch.library.register_fake("dovetail::sum_terms", lib=LIBRARY)  # type: ignore[untyped-decorator]
-def _sum_terms(terms: torch.Tensor) -> torch.Tensor:
-    return terms.new_empty(terms.shape[1:])
+def _sum_terms(terms: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    return terms.new_empty(terms.shape[1:], dtype=dtype)
 
 
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -138,7 +138,7 @@ TERMS = torch.ops.dovetail.terms.default
 """The terms of a sum of which each device of a group has one, as a value of their own, one behind another."""
 
 SUM_TERMS = torch.ops.dovetail.sum_terms.default
-"""What terms add up to: in their order, short floats in float32, rounded once."""
+"""What terms add up to: in their order, short floats in float32, rounded once to ``dtype``, or to theirs."""
 
 TRANSFER = torch.ops.dovetail.transfer.default
 """Brings a value, as its memory is at this place of the graph, from its device to that of the node.

@@ -24,6 +24,9 @@ MODES = ("layer", "row", *TOGETHER, QUICKEST)
 ALIASES = {"tp": "tensor", "sp": "sequence", "ulysses": "sequence", "ring": "sequence", "cfg": "batch", "dp": "batch"}
 """Names of modes elsewhere: tensor parallel, sequence parallel and two ways of it, guidance and data parallel."""
 
+SHORT_TERMS = "bfloat16"
+"""The dtype in which devices send terms of float32 sums (`--bf16-partials`)."""
+
 _MOST = 1e12
 Shares = tuple[float, ...]
 

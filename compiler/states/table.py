@@ -78,6 +78,12 @@ def rule_of(node: Node) -> Rule | None:
     return pointwise.RULE if is_one and (is_same or is_pointwise(node.target, node.kwargs)) else None
 
 
+def is_drawn(node: Node) -> bool:
+    """Whether an operation draws numbers at random: each device that computed it would have others."""
+    tags = node.target.tags if isinstance(node.target, torch._ops.OpOverload) else ()
+    return torch.Tag.nondeterministic_seeded in tags and rule_of(node) is None
+
+
 def strategies(node: Node, offers: Offers) -> Iterator[Strategy]:
     """The ways in which a group of devices computes an operation, given the states that its operands may have.
 

@@ -30,6 +30,7 @@ class ComponentPlan:
         inductor: whether Inductor compiles its blocks.
         micro_batches: in so many parts the pictures of a call go through its devices.
         seeks_mode: whether a search is to say how it is split, so that ``mode`` says nothing yet.
+        terms: the dtype in which its devices send terms of float32 sums, where it is not their own.
     """
 
     rig: Rig
@@ -42,6 +43,7 @@ class ComponentPlan:
     inductor: bool = False
     micro_batches: int = 1
     seeks_mode: bool = False
+    terms: str = ""
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -91,6 +93,7 @@ class ComponentPlan:
             "weights": str(rests) if self.residency is not Residency.DEVICE else "",
             "chunks": str(self.chunks) if self.chunks != WHOLE else "",
             "micro-batches": str(self.micro_batches) if self.micro_batches > 1 else "",
+            "terms of sums": self.terms,
             "inductor": "yes" if self.inductor else "",
         }
         given = [f"{name} {value}" for name, value in said.items() if value]

@@ -30,7 +30,7 @@ from ..compiler.spec import (
 )
 from ..compiler.spec.backend import AUTO
 from ..compiler.spec.budget import MaxMemory
-from ..compiler.spec.modes import QUICKEST, TOGETHER, check_kinds
+from ..compiler.spec.modes import QUICKEST, SHORT_TERMS, TOGETHER, check_kinds
 from ..compiler.spec.residency import Amounts, Residency
 from ..compiler.units import format_bytes
 from .spellings import Budgets, Counts, Modes, Places, Shares
@@ -50,6 +50,7 @@ class Request:
     rig: Rig
     chunks: Chunks = field(default_factory=Chunks)
     micro_batches: MicroBatchCounts = field(default_factory=MicroBatchCounts)
+    bf16_partials: bool = False
     inductor: bool = False
     auto_fit: bool = True
     """Whether what was not said may be searched; without, nothing is moved of what is on its device."""
@@ -67,6 +68,7 @@ class Request:
         rig: Rig | str | None = None,
         chunk: Counts | None = None,
         micro_batches: Counts | None = None,
+        bf16_partials: bool = False,
         inductor: bool = False,
         auto_fit: bool = True,
         multi_gpu: bool = True,
@@ -76,12 +78,18 @@ class Request:
 
         ``components`` maps attribute names to roles. Without ``auto_fit`` what is left open is on the main device,
         without ``multi_gpu`` there is one GPU. Raises SpecError, which points at what is wrong, and UsageError for a
-        budget where blocks are compiled.
+        budget where blocks are compiled, and for short partial sums where nothing is split by tensor.
         """
         if inductor and (max_vram is not None or max_memory is not None):
             raise UsageError(
                 "a budget cannot be kept with inductor, for what compiled blocks need is not known before they are "
                 "compiled: leave out one of the two, max_vram (--max-vram) or inductor (--inductor)"
+            )
+        modes = parse_split_mode(split_mode, components)
+        if bf16_partials and "tensor" not in (modes.default, *dict(modes.named).values()):
+            raise UsageError(
+                "bf16_partials (--bf16-partials) is for the sums that devices exchange under a tensor split, and "
+                "nothing is split so: add split_mode='tensor' (--split-mode tensor), or leave it out"
             )
         spec = parse_backend(backend, components)
         given = Rig.parse(rig) if isinstance(rig, str) else rig
@@ -96,12 +104,13 @@ class Request:
         return cls(
             backend=spec,
             params_backend=parse_params_backend(params_backend, components),
-            split_mode=parse_split_mode(split_mode, components),
+            split_mode=modes,
             tensor_split=parse_tensor_split(tensor_split, components),
             budget=parse_budget(max_vram) if max_memory is None else parse_max_memory(max_memory),
             rig=named,
             chunks=parse_chunks(chunk, components),
             micro_batches=parse_micro_batches(micro_batches, components),
+            bf16_partials=bf16_partials,
             inductor=inductor,
             auto_fit=auto_fit,
         )
@@ -196,6 +205,10 @@ class Request:
             _tell_mode(attribute, count, mode)
             return 1
         return count
+
+    def terms_for(self, attribute: str = "", role: str = "") -> str:
+        """The dtype in which devices of a component send terms of float32 sums, where it is not their own."""
+        return SHORT_TERMS if self.bf16_partials and self.mode_for(attribute, role) == "tensor" else ""
 
     def compiles(self, role: str = "diffusion") -> bool:
         """Whether Inductor compiles the blocks of a component: of what runs in each step, and no others."""

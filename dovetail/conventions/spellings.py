@@ -49,6 +49,7 @@ class Settings(TypedDict, total=False):
     rig: Rig | str | None
     chunk: Counts | None
     micro_batches: Counts | None
+    bf16_partials: bool
     inductor: bool
     auto_fit: bool
     multi_gpu: bool

@@ -31,7 +31,7 @@ PipelineT = TypeVar("PipelineT", bound="DiffusionPipeline")
 
 _REQUEST = (
     "params_backend", "split_mode", "tensor_split", "max_vram", "max_memory", "rig", "chunk", "micro_batches",
-    "inductor", "auto_fit", "multi_gpu",
+    "bf16_partials", "inductor", "auto_fit", "multi_gpu",
 )  # fmt: skip
 
 
@@ -51,6 +51,7 @@ def compile_pipeline(
     vae_tiling: Tiling | None = None,
     chunk: Counts | None = None,
     micro_batches: Counts | None = None,
+    bf16_partials: bool = False,
     inductor: bool = False,
     auto_fit: bool = True,
     multi_gpu: bool = True,
@@ -85,6 +86,7 @@ def compile_pipeline(
             may change the last bits of the picture. ``"off"`` if left out; ``4``, ``"diffusion=4,te=2"``.
         micro_batches: in how many parts the pictures of a call, and the halves of guidance, go through a layer split,
             so that its devices work at the same time; as for compile, and per role too.
+        bf16_partials: whether devices send partial sums of float32 values in bfloat16, as for compile.
         inductor: whether equal blocks of what runs in each step are compiled by PyTorch's Inductor, as for compile.
         auto_fit: whether devices are searched for components without devices, and weights of which nothing was said may
             rest elsewhere where they do not fit; without, they run on the main device, and it is refused.
@@ -116,6 +118,7 @@ def compile_pipeline(
         rig=rig,
         chunk=chunk,
         micro_batches=micro_batches,
+        bf16_partials=bf16_partials,
         inductor=inductor,
         auto_fit=auto_fit,
         multi_gpu=multi_gpu,

@@ -22,6 +22,7 @@ from ..explain.sentences import explain_plan
 from ..fitting.asked import asked_of, said_of_places, settings_of_request
 from ..fitting.decide import machine_of
 from ..lora.requested import Loras, check_mode, read_loras
+from ..passes.states.states import has_short_terms
 from ..planning.generation import Generation, numbered
 from ..planning.idle import idle_devices, tell_of_idle, unused_gpus
 from ..planning.isolated import isolated
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SHORTENED = "partial sums of float32 values cross in bfloat16 (--bf16-partials), which changes bits"
 UNCOMPILED = "memory and seconds are those of blocks as they are, not compiled by Inductor"
 
 
@@ -135,6 +137,9 @@ class CompiledPipeline(Exchanging):
             settings.setdefault("--backend", next(iter(self.components.values())).devices[0].name)
         if self._plans:
             settings["--plans"] = str(self._plans.place)
+        is_short = any(has_short_terms(call.program) for call in generation.calls)
+        if is_short:
+            settings["--bf16-partials"] = ""
         if self._request.inductor:
             settings["--inductor"] = ""
         tile = next(iter(generation.tiles.values()), self._tiles.asked)
@@ -154,6 +159,7 @@ class CompiledPipeline(Exchanging):
                 *staging_notes(generation),
                 *memory_notes(generation, self._asked_rig),
                 *file_notes({name: one.view.nbytes for name, one in self._own().items() if one.view.lacks_files}),
+                *((SHORTENED,) if is_short else ()),
                 *((UNCOMPILED,) if self._request.inductor else ()),
             ),
             decision,

@@ -369,8 +369,9 @@ class PlacedPipeline(Deciding):
         if plan.micro_batches > 1 and decided.sites.are_by_parts:
             tell_by_parts(component.name)
         steps = given or default_passes(
-            plan.shares, split_mode=mode, chunk=plan.chunks, inductor=plan.inductor, micro_batches=in_parts
-        )
+            plan.shares, split_mode=mode, chunk=plan.chunks, inductor=plan.inductor, micro_batches=in_parts,
+            terms=plan.terms,
+        )  # fmt: skip
         kept = self._plans and self._plans.passes(steps, component.name, traced, plan.residency)
 
         def run(program: Program) -> Program:

@@ -109,6 +109,7 @@ def component_plans(
             request.compiles(role),
             request.micro_batches_for(name, role),
             request.chooses_mode(name, role),
+            request.terms_for(name, role),
         )
 
     rigs = _share_out(request, modules, roles)

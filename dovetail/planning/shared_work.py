@@ -112,7 +112,8 @@ def _kind(moving: Node) -> str:
     if moving.target is not RESHARD:
         return "copy"
     source, target = state_of(source_of(moving)), state_of(moving)
-    if source_of(moving).target is TERMS:
+    made = source_of(moving)
+    if TERMS in (made.target, *(one.target for one in made.all_input_nodes)):  # which may be cast on their way
         return "reduce-scatter"  # for each device adds up the terms of a part
     if source == WHOLE and target != WHOLE:
         return "scatter"

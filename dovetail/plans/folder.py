@@ -28,7 +28,7 @@ from ..passes.infra.base import Pass
 from ..passes.pipeline import as_planned
 from ..passes.placement.assignment import Assigned
 from ..passes.rewrites.chunk import chunks_of
-from ..passes.states.states import split_mode_of
+from ..passes.states.states import has_short_terms, split_mode_of
 from .reading import read_plan
 
 logger = logging.getLogger(__name__)
@@ -76,6 +76,8 @@ class Plans:
             others = {name: mode for name, mode in modes.items() if mode != "layer"}
             if others and found.get("split_mode", "layer") == "layer":
                 found["split_mode"] = others
+                is_short = any(has_short_terms(one.program) for one in self._plans)
+                found["bf16_partials"] = found.get("bf16_partials", False) or is_short
         if not found.get("params_backend"):
             kept = {one.component: one.program.kept for one in self._plans}
             away = {name: where.value for name, where in kept.items() if where is not Residency.DEVICE}

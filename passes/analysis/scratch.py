@@ -31,6 +31,8 @@ _UNPACKING = frozenset(
     {_PACKED.quantized_linear.default, _PACKED.quantized_embedding.default, _PACKED.dequantize.default}
 )
 
+_SHORT = frozenset({torch.bfloat16, torch.float16})
+
 _GROUP_NORMS = frozenset({GROUP_MEANS, GROUP_VARIANCES, GROUP_NORM_BY})
 
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
@@ -54,9 +56,15 @@ def scratch_bytes(program: Program, node: Node, device: Device) -> int:
 
 
 def _wide_sum(node: Node, device: Device) -> int:
-    """Short floats are added in float32, beside the result; the host makes each term one of these first."""
-    tensors, times = flat(type_on(node, device)), 3 if device.is_host else 2
-    return sum(times * one.nbytes for one in tensors if one.dtype in (torch.bfloat16, torch.float16))
+    """Short floats are added in float32, and rounded then; the host makes each term one of these first."""
+    terms, (made,) = node.args[0], flat(type_on(node, device))
+    assert isinstance(terms, Node)
+    dtype = tensors_of(terms)[0].dtype
+    wide = torch.float32 if dtype in _SHORT else dtype
+    total = made.nbytes // made.dtype.itemsize * wide.itemsize
+    adding = total * (2 if device.is_host and dtype != wide else 1)
+    rounding = total + made.nbytes * (made.dtype != wide)
+    return max(adding, rounding) - made.nbytes
 
 
 def _group_norm(node: Node, device: Device) -> int:

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-import torch
 from torch.fx import Node
 
 from ...compiler.ir.aliasing import writes, written_by
@@ -20,7 +19,7 @@ from ...compiler.ir.program import Program, origin_of, tensors_of, weight_name
 from ...compiler.ir.slices import bounds_of
 from ...compiler.ir.state import WHOLE, Split, State
 from ...compiler.states.strategy import Strategy, name_of
-from ...compiler.states.table import rule_of, strategies
+from ...compiler.states.table import is_drawn, strategies
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ class _Walk:
 
     def _way(self, node: Node) -> Strategy | None:
         """The way in which a part of an operation is made of that part of its operands, and of wholes."""
-        if _is_drawn(node):
+        if is_drawn(node):
             return None
         fitting = [way for way in strategies(node, self._offers) if self._fits(node, way)]
         return min(fitting, key=self._narrowed, default=None)
@@ -162,8 +161,3 @@ class _Walk:
         if self.ways.keys().isdisjoint(results):
             return NotDivisible("none of its results is computed of the pictures of its inputs")
         return Division(count, size, self.states, self.ways)
-
-
-def _is_drawn(node: Node) -> bool:
-    tags = node.target.tags if isinstance(node.target, torch._ops.OpOverload) else ()
-    return torch.Tag.nondeterministic_seeded in tags and rule_of(node) is None

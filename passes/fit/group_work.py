@@ -56,14 +56,15 @@ class GroupWork:
     is_rough: bool = False
     _prepared: dict[int, Program] = field(default_factory=dict, repr=False, compare=False)
 
-    def over(self, devices: Sequence[Device]) -> Work | NotPossible:
+    def over(self, devices: Sequence[Device], room: tuple[int, ...] = ()) -> Work | NotPossible:
         """What the component takes on some devices, or why they cannot compute it together under the mode.
 
-        Devices of the same speeds and links have equal states, so that these are solved for once.
+        Devices of the same speeds and links have equal states, so that these are solved for once. ``room`` are the
+        bytes that each device has for weights and values, where the states are to keep to them.
         """
         if self.shares and len(self.shares) != len(devices):
             return NotPossible(self.mode, f"it is to have {len(self.shares)} devices, as many as shares were given")
-        each = [(self._of(traced, devices), times) for traced, times in self.calls]
+        each = [(self._of(traced, devices, room), times) for traced, times in self.calls]
         refused = [work for work, _ in each if isinstance(work, NotPossible)]
         if refused or not each:
             return refused[0] if refused else NotPossible(self.mode, "no call of it was traced")
@@ -75,14 +76,24 @@ class GroupWork:
             max(work.whole for work, _ in works),
         )
 
-    def _of(self, traced: Program, devices: Sequence[Device]) -> Work | NotPossible:
+    def _of(self, traced: Program, devices: Sequence[Device], room: tuple[int, ...]) -> Work | NotPossible:
         """What one call of a program takes."""
         known = _KNOWN.setdefault(traced, {})
         packed = tuple((name, weight.quant) for name, weight in traced.weights.items() if weight.quant)
         free = tuple(map(self.rig.free.get, devices)) if self.mode == "row" else ()  # rows are given by memory
-        key = self.mode, self.shares, self.chunks, self.is_rough, self._alike(devices), packed, traced.adapters, free
+        key = (
+            self.mode,
+            self.shares,
+            self.chunks,
+            self.is_rough,
+            self._alike(devices),
+            packed,
+            traced.adapters,
+            free,
+            room,
+        )
         if key not in known:
-            known[key] = self._solved(traced, devices)
+            known[key] = self._solved(traced, devices, room)
         return known[key]
 
     def _alike(self, devices: Sequence[Device]) -> Hashable:
@@ -104,7 +115,7 @@ class GroupWork:
         """Drops the programs that were prepared, of which a search keeps one for all modes."""
         self._prepared.clear()
 
-    def _solved(self, traced: Program, devices: Sequence[Device]) -> Work | NotPossible:
+    def _solved(self, traced: Program, devices: Sequence[Device], room: tuple[int, ...]) -> Work | NotPossible:
         if id(traced) not in self._prepared:
             self._prepared[id(traced)] = narrowed(self.prepared(traced))
         program = replace(self._prepared[id(traced)], rig=self.rig.only(devices))
@@ -112,7 +123,7 @@ class GroupWork:
         if self.mode == "row":
             rows = row_work(program, self.shares)
             return rows if isinstance(rows, NotPossible) else Work(rows.seconds, rows.weights, rows.alive, whole)
-        found = quickest(program, self.mode, self.shares, solves=not self.is_rough)
+        found = quickest(program, self.mode, self.shares, solves=not self.is_rough, room=room)
         if isinstance(found, NotPossible):
             return found
         account = found.solution.account

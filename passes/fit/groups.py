@@ -26,6 +26,7 @@ _BY_PARTS = "it runs by its parts, of which each is placed whole"
 _GROUPS = 32  # that are tried for one component
 _UNEVEN = 1.1  # so much more memory than another one has a device that is given more for it
 _PARTS = 16  # of which shares by memory are made
+_STEPS = 16  # of the most that a device may use, in which it is said what devices have room for
 
 MODES = ("sequence", "batch", "tensor", "spatial", "row")
 """The modes in which devices compute a component together, in the order in which they are tried."""
@@ -139,8 +140,29 @@ def _ways(
             if load.asked.mode == "row" and residency is not Residency.DEVICE:
                 continue  # of rows that come and go nothing is foreseen
             found = group_option(load, machine, budgets, devices, residency, work)
+            if found is None and residency is Residency.DEVICE:
+                found = _in_room(load, machine, budgets, devices, work.whole)
             if found is not None:
                 yield found
+
+
+def _in_room(load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...], whole: int) -> Option | None:
+    """The way in which a group computes a component with all weights on devices, in states that are solved for so.
+
+    What devices have room for is taken in steps, so that few states are solved for; none where the ``whole`` bytes of
+    weights have no room.
+    """
+    if load.work is None or load.takes_turns or load.work.is_rough or load.asked.mode == "row":
+        return None
+    step = max(1, max(budgets.rooms(devices)) // _STEPS)
+    room = tuple((budgets.of(one) - load.more.get(one, 0)) // step * step for one in devices)
+    if whole >= (sum(room) if load.asked.mode == "tensor" else min(room)):
+        return None
+    work = load.work.over(devices, room)
+    if isinstance(work, NotPossible):
+        return None
+    key = "in room", load.asked, devices, budgets.rooms(devices)
+    return load.once(machine, key, lambda: _find(load, machine, budgets, devices, Residency.DEVICE, work))
 
 
 def group_option(

@@ -13,10 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import torch
+
 from ...compiler.devices.device import Device
 from ...compiler.devices.speeds import Speeds
 from ...compiler.ir.state import PARTIAL, WHOLE, Halo, Parted, Range, Split, State
 from .shares import parts_of_sum, state_of_sum
+from .short_terms import SHORT, can_be_short
 
 Flow = tuple[tuple[int, ...], ...]
 """The bytes that each device sends, by number, to each by number."""
@@ -30,14 +33,20 @@ class Group:
         devices: those of the group; the first has inputs and outputs.
         shares: a part of the work for each, in integers of which some may be 0.
         speeds: of the devices, and of the ways between them.
+        has_short_terms: whether terms of float32 sums cross in bfloat16.
     """
 
     devices: tuple[Device, ...]
     shares: tuple[int, ...]
     speeds: Speeds = field(hash=False)
+    has_short_terms: bool = False
 
     def __len__(self) -> int:
         return len(self.devices)
+
+    def term_size(self, sizes: Sequence[int], dtype: torch.dtype) -> int:
+        """The bytes of an element of a term of a sum as it crosses."""
+        return SHORT.itemsize if self.has_short_terms and can_be_short(sizes, dtype) else dtype.itemsize
 
     @cached_property
     def rates(self) -> Mapping[tuple[int, int], tuple[float, tuple[str, ...]]]:
@@ -81,8 +90,13 @@ def exchanges_of(group: Group, source: State, target: State, shape: Sequence[int
     return 2 if is_in_parts else 1
 
 
-def flow_of(group: Group, source: State, target: State, shape: Sequence[int], itemsize: int) -> Flow:
-    """The bytes that devices send one another of a tensor that is to be in another state."""
+def flow_of(
+    group: Group, source: State, target: State, shape: Sequence[int], itemsize: int, of_term: int | None = None
+) -> Flow:
+    """The bytes that devices send one another of a tensor that is to be in another state.
+
+    ``of_term`` are those of an element of a term of a sum, where they are not those of an element of the sum.
+    """
     count, total = len(group), itemsize
     for size in shape:
         total *= size
@@ -100,8 +114,8 @@ def flow_of(group: Group, source: State, target: State, shape: Sequence[int], it
     split = next((one for one in (source, target) if isinstance(one, Parted)), parts_of_sum(shape, count))
     parts = _parts(split, total)
     if source == PARTIAL:
-        back = 1 if target == WHOLE else 0
-        return _apart(tuple(tuple(parts[j] + back * parts[i] for j in range(count)) for i in range(count)))
+        back, terms = int(target == WHOLE), _parts(split, total // itemsize * (of_term or itemsize))
+        return _apart(tuple(tuple(terms[j] + back * parts[i] for j in range(count)) for i in range(count)))
     return _apart(tuple((parts[i],) * count for i in range(count)))
 
 

@@ -51,13 +51,17 @@ class Fitted:
 
 
 def fitted(
-    program: Program, mode: str, shares: Sequence[float] = (), headroom: int | None = None
+    program: Program,
+    mode: str,
+    shares: Sequence[float] = (),
+    headroom: int | None = None,
+    has_short_terms: bool = False,
 ) -> Fitted | NotPossible:
     """The first states that fit under a mode, or those that lack least; why there are none. Changes nothing."""
     reason = _why_not(program)
     if reason:
         return NotPossible(mode, reason)
-    group, free = group_of(program, shares), program.rig.free
+    group, free = replace(group_of(program, shares), has_short_terms=has_short_terms), program.rig.free
     each = [_fitted(_Tries(form, program, headroom), group, mode) for form in forms_with_solvers(program, mode, group)]
     fitting = [one for one in each if isinstance(one, Fitted)]
     if not fitting:
@@ -66,9 +70,12 @@ def fitted(
     return _of_a_copy(program, best)
 
 
-def quickest(program: Program, mode: str, shares: Sequence[float] = (), *, solves: bool = True) -> Fitted | NotPossible:
-    """The states of least seconds under a mode, whatever room devices have; why there are none. Changes nothing.
+def quickest(
+    program: Program, mode: str, shares: Sequence[float] = (), *, solves: bool = True, room: Limits = ()
+) -> Fitted | NotPossible:
+    """The states of least seconds under a mode; why there are none. Changes nothing.
 
+    They take as much as they take, or no more than devices have ``room`` for, by what is known before they are lowered.
     Without ``solves`` they are those of the best recipe, which is found in a part of the time.
     """
     reason = _why_not(program)
@@ -78,7 +85,7 @@ def quickest(program: Program, mode: str, shares: Sequence[float] = (), *, solve
     reason = why_not(program, group, mode)
     if reason:
         return NotPossible(mode, reason)
-    each = [_Tries(form, program).quickest(solves) for form in forms_with_solvers(program, mode, group)]
+    each = [_Tries(form, program).quickest(solves, room) for form in forms_with_solvers(program, mode, group)]
     fitting = [one for one in each if isinstance(one, Fitted)]
     return min(fitting, key=lambda one: one.solution.account.seconds) if fitting else each[0]
 
@@ -145,12 +152,12 @@ class _Tries:
         memory = [(one, its.beside, its.free if program.residency else 0) for one, its in program.rig.memory.items()]
         return places, tuple(memory)
 
-    def quickest(self, solves: bool) -> Fitted | NotPossible:
+    def quickest(self, solves: bool, room: Limits) -> Fitted | NotPossible:
         """The states of least seconds, or of the best recipe, of which nothing is lowered."""
         if not solves:
             recipe = self._form.solver.recipe()
             return recipe if isinstance(recipe, NotPossible) else Fitted(self.program.graph, recipe, {})
-        found = self._solved(())
+        found = self._solved(room)
         return found if isinstance(found, NotPossible) else Fitted(self.program.graph, found[0], {}, found[1])
 
     def without_room(self, why: NotPossible) -> Fitted | NotPossible:
@@ -178,8 +185,9 @@ class _Tries:
 
     def _lowered(self, solution: Solution, alone: float | None) -> tuple[Mapping[Device, Need], float]:
         """What states take by the schedule of a copy: the needs of devices, and seconds where these are asked for."""
-        needs = needs_of_states(self.program, solution.strategies, self._headroom)
-        return needs, 0.0 if alone is None else seconds_of_states(self.program, solution.strategies)
+        is_short = self._form.solver.posed.problem.group.has_short_terms
+        needs = needs_of_states(self.program, solution.strategies, self._headroom, is_short)
+        return needs, 0.0 if alone is None else seconds_of_states(self.program, solution.strategies, is_short)
 
 
 def group_of(program: Program, shares: Sequence[float] = ()) -> Group:
@@ -195,10 +203,13 @@ def group_of(program: Program, shares: Sequence[float] = ()) -> Group:
 
 
 def needs_of_states(
-    program: Program, strategies: Mapping[Node, Strategy], headroom: int | None = None
+    program: Program,
+    strategies: Mapping[Node, Strategy],
+    headroom: int | None = None,
+    has_short_terms: bool = False,
 ) -> dict[Device, Need]:
     """What each device of a program needs where all compute it in some states, by a schedule of a copy."""
-    trial = _in_states(program, strategies)
+    trial = _in_states(program, strategies, has_short_terms)
     needs = {
         device: Need(one.weights + one.staged, _values(one.values + one.scratch, headroom), node=one.node)
         for device, one in simulate(trial).items()
@@ -206,27 +217,27 @@ def needs_of_states(
     return with_others(trial, on_main(trial), needs)
 
 
-def seconds_of_states(program: Program, strategies: Mapping[Node, Strategy]) -> float:
+def seconds_of_states(program: Program, strategies: Mapping[Node, Strategy], has_short_terms: bool = False) -> float:
     """The seconds of a call of a program in some states, by a schedule of a copy."""
-    return timeline(_in_states(program, strategies, Arrange()), speeds_of(program.rig)).seconds
+    return timeline(_in_states(program, strategies, has_short_terms, Arrange()), speeds_of(program.rig)).seconds
 
 
-def _in_states(program: Program, strategies: Mapping[Node, Strategy], *more: Pass) -> Program:
+def _in_states(program: Program, strategies: Mapping[Node, Strategy], has_short_terms: bool, *more: Pass) -> Program:
     """A copy of a program in some states, lowered after more passes."""
     trial = program.copy()
     names = {node.name: node for node in trial.graph.nodes}
-    together(trial, {names[node.name]: way_over(way, names) for node, way in strategies.items()})
+    together(trial, {names[node.name]: way_over(way, names) for node, way in strategies.items()}, has_short_terms)
     steps: tuple[Pass, ...] = (Cut(), Reuse(), Reorder(), *more, Lower())
     for step in steps:
         step.run(trial)
     return trial
 
 
-def together(program: Program, strategies: Mapping[Node, Strategy]) -> int:
+def together(program: Program, strategies: Mapping[Node, Strategy], has_short_terms: bool = False) -> int:
     """Has all devices compute a program as strategies say; returns how many values change their state."""
     commit(program, on_main(program))
     Pin().run(program)
-    return share(program, strategies.get)
+    return share(program, strategies.get, has_short_terms)
 
 
 def on_main(program: Program) -> Assignment:

@@ -42,10 +42,10 @@ class KeptStates(Pass):
         found = self._found(program)
         if found is None:
             return self.asked.run(program)
-        form, strategies = found
-        check_needs(program, needs_of_states(form, strategies, self.asked.headroom))
+        (form, strategies), is_short = found, self.asked.has_short_terms
+        check_needs(program, needs_of_states(form, strategies, self.asked.headroom, is_short))
         program.graph = form.graph
-        count = together(program, strategies)
+        count = together(program, strategies, is_short)
         return Change(len(list(program.ops())), f"operations computed as a plan says, {count} values change state")
 
     def __str__(self) -> str:

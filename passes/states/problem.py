@@ -15,9 +15,11 @@ from torch.fx import Node
 
 from ...compiler.ir.aliasing import writers_of
 from ...compiler.ir.program import tensors_of, weight_name
-from ...compiler.ir.state import WHOLE, Parted, Split, State
+from ...compiler.ir.state import WHOLE, Halo, Parted, Split, State
+from ...compiler.ir.value import TensorType
 from ...compiler.states import pointwise
 from ...compiler.states.convolutions import NAMES as CONVOLUTIONS
+from ...compiler.states.resampling import before_padding
 from ...compiler.states.strategy import Strategy, name_of
 from ...compiler.states.table import rule_of
 from ..simulate.cost import FREE, OpCost, cost_of
@@ -118,14 +120,25 @@ class Problem:
 
     def change(self, tensor: Tensor, source: State, target: State) -> tuple[Flow, float]:
         """What devices send one another for a change of state of one tensor, and its seconds."""
-        node, at = tensor
-        kind = tensors_of(node)[at]
+        kind, source, target = self._crossing(tensor, source, target)
         key = kind.sizes, kind.dtype, source, target
         if key not in self._known:
-            flow = flow_of(self.group, source, target, kind.sizes, kind.dtype.itemsize)
+            of_term = self.group.term_size(kind.sizes, kind.dtype)
+            flow = flow_of(self.group, source, target, kind.sizes, kind.dtype.itemsize, of_term)
             exchanges = exchanges_of(self.group, source, target, kind.sizes, kind.dtype.itemsize)
             self._known[key] = flow, self.group.seconds(flow, exchanges)
         return self._known[key]
+
+    def _crossing(self, tensor: Tensor, source: State, target: State) -> tuple[TensorType, State, State]:
+        """What crosses for a change of state: of what was padded for one reader alone, the border before it is."""
+        node, at = tensor
+        within = before_padding(node, target) if isinstance(target, Halo) and len(node.users) == 1 else None
+        if within is not None:
+            (x,) = node.all_input_nodes
+            taken = next((way.takes(x) for way in self.ways[node] if way.results == (source,)), WHOLE)
+            if isinstance(taken, Split) and taken.axis == within.axis:
+                return tensors_of(x)[0], taken, within
+        return tensors_of(node)[at], source, target
 
     def state(self, choice: Choice, tensor: Tensor) -> State:
         """The state in which a tensor is made."""

@@ -3,8 +3,9 @@
 Each operation runs on all devices of the program, on what its strategy has them take of its operands; one of which none
 is chosen takes wholes. Where an operand is in another state a reshard is put behind what makes it, once for each state
 that is read. Terms of a sum are brought together as a value of their own, so that each is sent to whoever needs it,
-and added in the order of the devices. What is written in place, or drawn at random, is computed on the main device, on
-wholes. Afterwards the graph says in which state each value is; what each device computes follows from that.
+and added in the order of the devices; those of float32 sums may cross in bfloat16. What is written in place, or drawn
+at random, is computed on the main device, on wholes. Afterwards the graph says in which state each value is; what each
+device computes follows from that.
 """
 
 from __future__ import annotations
@@ -22,20 +23,21 @@ from ...compiler.ir.program import HERE, Program, place_node, state_of, tensors_
 from ...compiler.ir.slices import bounds_of
 from ...compiler.ir.split import is_shared
 from ...compiler.ir.state import PARTIAL, WHOLE, Split, State, Whole
-from ...compiler.ir.value import TensorType, Value, filled_stride, flat, relocated
+from ...compiler.ir.value import TensorType, Value, dense_stride, filled_stride, flat, relocated
 from ...compiler.states.parts import members, terms_meet
 from ...compiler.states.strategy import Strategy, strategy
-from ...compiler.states.table import rule_of, tells_all
+from ...compiler.states.table import is_drawn, tells_all
 from .padding import pad_borders
 from .shares import parts_of_sum, state_of_sum
+from .short_terms import SHORT, can_be_short
 
 Choose = Callable[[Node], Strategy | None]
 """The strategy of an operation whose operands are in their states; without one, and if it cannot be, it is whole."""
 
 
-def share(program: Program, choose: Choose) -> int:
+def share(program: Program, choose: Choose, has_short_terms: bool = False) -> int:
     """Has all devices of a pinned program compute it as chosen, operation by operation; returns how many reshards."""
-    sharing = _Sharing(program)
+    sharing = _Sharing(program, has_short_terms)
     for node in list(program.ops()):
         sharing.take(node, choose)
     for value in program.output.all_input_nodes:
@@ -49,6 +51,7 @@ class _Sharing:
     """What was put in so far: of each value what it is in another state, and where the memory of each lies now."""
 
     program: Program
+    has_short_terms: bool = False
     count: int = 0
     made: dict[tuple[Node, State], Node] = field(default_factory=dict)
     ends: dict[Node, Node] = field(default_factory=dict)  # what was put behind a node last
@@ -84,9 +87,7 @@ class _Sharing:
     def _is_alone(self, node: Node) -> bool:
         """Whether an operation is for the main device: it writes, draws, or yields no tensor."""
         memory = {tensor.storage for one in (node, *node.all_input_nodes) for tensor in tensors_of(one)}
-        tags = node.target.tags if isinstance(node.target, torch._ops.OpOverload) else ()
-        is_drawn = torch.Tag.nondeterministic_seeded in tags and rule_of(node) is None
-        return is_drawn or not tensors_of(node) or not memory.isdisjoint(self.written)
+        return is_drawn(node) or not tensors_of(node) or not memory.isdisjoint(self.written)
 
     def _is_possible(self, node: Node, chosen: Strategy) -> bool:
         """Whether states say how an operation is computed, and the terms that it takes are there, all of them."""
@@ -147,12 +148,26 @@ class _Sharing:
         terms = self._put(value, TERMS, (value, sum(has)), {}, f"{value.name}_terms")
         terms.meta["value"] = replace(tensor, shape=(sum(has), *tensor.shape), stride=(0, *tensor.stride), hint=())
         place_node(terms, group=self.group, states=((of_terms,),))
+        is_short = self.has_short_terms and can_be_short(tensor.sizes, tensor.dtype)
+        if is_short:
+            terms = self._shortened(terms, value)
         of_together = Split(into.axis + 1, into.segments) if isinstance(into, Split) else WHOLE
         together = self._reshard(terms, of_together, value, f"{value.name}_together")
-        found = self._put(value, SUM_TERMS, (together,), {}, f"{value.name}_sum")
+        wide = {"dtype": tensor.dtype} if is_short else {}
+        found = self._put(value, SUM_TERMS, (together,), wide, f"{value.name}_sum")
         found.meta["value"] = replace(tensor, stride=filled_stride(tensor), storage=next(self.storages))
         place_node(found, group=self.group, states=((into,),) if isinstance(into, Split) else ())
         self.made[value, PARTIAL], self.before[found] = found, self.before[value]
+        return found
+
+    def _shortened(self, terms: Node, value: Node) -> Node:
+        """Terms of a value as they cross in fewer bytes."""
+        how = {"dtype": SHORT, "memory_format": torch.contiguous_format}
+        found = self._put(value, torch.ops.aten._to_copy.default, (terms,), how, f"{value.name}_short")
+        (tensor,) = tensors_of(terms)
+        stride = dense_stride(tensor.shape)
+        found.meta["value"] = replace(tensor, dtype=SHORT, stride=stride, storage=next(self.storages))
+        found.meta["placement"] = terms.meta["placement"]
         return found
 
     def _of_sum(self, tensor: TensorType, wanted: State) -> Split | Whole:

@@ -41,7 +41,12 @@ def state_of_sum(sizes: Sequence[int], itemsize: int, count: int) -> Split | Who
 
     Of a small one all of it: the terms cross once, and no parts after them. Else a part, as much as any other.
     """
-    return WHOLE if prod(sizes) * itemsize <= SMALL_SUM else parts_of_sum(sizes, count)
+    return WHOLE if is_small_sum(sizes, itemsize) else parts_of_sum(sizes, count)
+
+
+def is_small_sum(sizes: Sequence[int], itemsize: int) -> bool:
+    """Whether a sum is small."""
+    return prod(sizes) * itemsize <= SMALL_SUM
 
 
 def _largest_remainders(count: int, shares: Sequence[int]) -> list[int]:

@@ -18,11 +18,12 @@ from ...compiler.devices.speeds import SPREAD
 from ...compiler.durations import duration
 from ...compiler.errors import DovetailError, UsageError
 from ...compiler.ir.program import Program
-from ...compiler.spec.modes import TOGETHER, check_kinds
+from ...compiler.spec.modes import SHORT_TERMS, TOGETHER, check_kinds
 from ..infra.base import Change, Pass
 from ..placement.assignment import check_needs
 from ..placement.place import Place
 from .fitting import Fitted, fitted, together
+from .short_terms import check_short
 from .solution import NotPossible
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,8 @@ class States(Pass):
     """Has the devices of a program compute it together under a mode.
 
     ``shares`` weighs the devices instead of their speed; one behind the first that has a share of nothing computes
-    nothing. ``headroom`` means what it means to ``place``.
+    nothing. ``headroom`` means what it means to ``place``. ``terms`` is the dtype in which terms of float32 sums cross,
+    ``bfloat16``, if not their own.
     Weights lie where operations read them: whole on each device that reads them whole, parts where parts are read.
     """
 
@@ -45,32 +47,52 @@ class States(Pass):
     mode: str
     shares: tuple[float, ...] = ()
     headroom: int | None = None
+    terms: str = ""
 
     def __post_init__(self) -> None:
         if self.mode not in TOGETHER:
             raise UsageError(f"states are not solved for a mode {self.mode!r}: there are {', '.join(TOGETHER)}")
+        if self.terms not in ("", SHORT_TERMS):
+            raise UsageError(f"terms of sums do not cross in {self.terms!r}: there is {SHORT_TERMS}")
 
     def run(self, program: Program) -> Change:
         """Solves, checks, and only then changes the program.
 
-        Raises UsageError for devices of different kinds, DoesNotFitError where a device cannot hold what it is to; the
-        program is as it was then.
+        Raises UsageError for devices of different kinds, and where no terms are there to be shorter, DoesNotFitError
+        where a device cannot hold what it is to; the program is as it was then.
         """
         check_kinds(program.name, self.mode, program.devices)
         whole, shares = program.rig, self._without_idle(program)
         try:
-            found = fitted(program, self.mode, shares, self.headroom)
+            found = fitted(program, self.mode, shares, self.headroom, self.has_short_terms)
             if isinstance(found, NotPossible):
+                self._refuse_short(program, found)
                 _tell(program.name, self.mode, found.reason)
                 return Place(shares, self.headroom).run(program)
             check_needs(program, found.needs)
+            if self.has_short_terms:
+                check_short(program, found.solution.strategies)
         except DovetailError:
             program.rig = whole
             raise
         program.graph = found.graph
         _tell_of_seconds(program, self.mode, found)
-        count = together(program, found.solution.strategies)
+        count = together(program, found.solution.strategies, self.has_short_terms)
         return Change(len(list(program.ops())), f"operations computed by all devices, {count} values change state")
+
+    def _refuse_short(self, program: Program, why: NotPossible) -> None:
+        """Raises UsageError where terms are to be shorter of what several devices do not compute together."""
+        if self.has_short_terms and len(program.devices) > 1:
+            raise UsageError(
+                f"{program.name} cannot be split by {self.mode}, for {why.reason}, so that there are no sums for "
+                "bf16_partials (--bf16-partials): leave it out, or name the components that can be split so, as in "
+                f"--split-mode diffusion={self.mode}"
+            )
+
+    @property
+    def has_short_terms(self) -> bool:
+        """Whether terms of float32 sums cross in fewer bytes."""
+        return bool(self.terms)
 
     def _without_idle(self, program: Program) -> tuple[float, ...]:
         """Leaves out devices behind the main one that have a share of nothing; returns the shares of the others."""
@@ -80,6 +102,12 @@ class States(Pass):
         kept = [main, *(one for one in others if one[1])]
         program.rig = program.rig.only([device for device, _ in kept])
         return tuple(share for _, share in kept) if len(kept) > 1 else ()
+
+
+def has_short_terms(program: Program) -> bool:
+    """Whether terms of float32 sums of a program cross in bfloat16."""
+    steps = [step for step in program.history if step.startswith(f"{States.name}{{")]
+    return program.is_grouped and bool(steps) and f"terms={SHORT_TERMS}" in steps[-1]
 
 
 def split_mode_of(program: Program) -> str:

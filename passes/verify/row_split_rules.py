@@ -12,7 +12,7 @@ from ...compiler.ir.slices import cover
 from ...compiler.ir.split import is_shared
 from ...compiler.ir.state import Split
 from ...compiler.states.parts import members, terms_meet
-from ...compiler.states.table import strategy_of
+from ...compiler.states.table import is_drawn, strategy_of
 from .snapshot import Snapshot, Violation
 
 
@@ -43,6 +43,8 @@ def _why_not(snapshot: Snapshot, node: Node) -> str:
     group, states, program = placement_of(node).group, placement_of(node).states, snapshot.program
     if len(group) < 2 or len(set(group)) < len(group) or not set(group) <= set(program.devices):
         return "what has a state is computed by several devices of the program"
+    if is_drawn(node):
+        return "each device would draw numbers of its own"
     if any(len(one) != 1 for one in states) or (states and len(states) != len(tensors_of(node))):
         return "it has a state for each of its results"
     for state, tensor in zip(states_of(node), tensors_of(node), strict=True):

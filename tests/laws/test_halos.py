@@ -24,7 +24,10 @@ from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 from dovetail.compiler.text.tokens import Line
 from dovetail.compiler.text.weight_text import read_states
+from dovetail.passes.states.solution import Solution
+from dovetail.passes.states.solve import solve
 from dovetail.passes.verify.deep import verify_deep
+from testbed.sharing import slow_group
 from testbed.spatial import run, split
 
 from .parts import cut, is_near, run_in_parts, values_in
@@ -185,6 +188,9 @@ def test_a_border_is_brought_to_what_is_padded_and_less_is_sent() -> None:
     assert outcome.sent == outcome.planned == half + 2 * row + half, (
         "half of the picture, a row each way, and the result"
     )
+    solved = solve(trace(Of(causal), (x,)), slow_group((1, 1)), "spatial")
+    assert isinstance(solved, Solution)
+    assert [sum(one.sent) for one in solved.account.changes if isinstance(one.target, Halo)] == [2 * row]
     text = print_program(program)
     assert print_program(parse_program(text)) == text
     assert verify_deep(program) > 0

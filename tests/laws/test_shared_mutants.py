@@ -33,7 +33,7 @@ from dovetail.compiler.ir.split import assembles, is_shared, source_of
 from dovetail.compiler.ir.state import PARTIAL, WHOLE, Split, State
 from dovetail.compiler.ir.value import TensorType
 from dovetail.compiler.states.strategy import Strategy
-from dovetail.compiler.states.table import strategies
+from dovetail.compiler.states.table import is_drawn, strategies
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.lowering.lower import Lower
 from dovetail.passes.placement.assignment import Assign
@@ -150,6 +150,26 @@ def test_arguments_that_changed_are_seen() -> None:
     node = next(one for one in found.ops() if "softmax" in str(one.target))
     node.args = (node.args[0], 0, *node.args[2:])
     assert is_refused(found)
+
+
+@pytest.mark.parametrize("draw", [torch.rand_like, lambda x: nn.functional.dropout(x, 0.5, True)])
+def test_numbers_that_each_device_would_draw_by_itself_are_refused(
+    draw: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    """Each would have other bits of what all are said to have, whatever the schedule says of it."""
+
+    class Drawing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return draw(x) * 2
+
+    traced = trace(Drawing(), (torch.ones(8, 8),))
+    traced.rig = Rig.parse("sim0=8GiB,sim1=8GiB")
+    found = PassManager([FindBlocks(), Assign({}), Pin(), Share()]).run(traced)
+    verify(found)
+    node = next(one for one in found.ops() if is_drawn(one))
+    assert not is_shared(node)
+    with placed(node, group=found.devices):
+        assert is_refused(found)
 
 
 def test_a_program_goes_with_all_that_was_found_of_its_nodes() -> None:

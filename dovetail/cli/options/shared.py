@@ -153,6 +153,12 @@ class Where:
             "--micro-batches", metavar="PARTS", help="Pictures of a call through a layer split in turn: off, 2."
         ),
     ] = ""
+    bf16_partials: Annotated[
+        bool,
+        _placement(
+            "--bf16-partials", metavar="", help="Send partial sums of float32 values in bfloat16; changes bits."
+        ),
+    ] = False
     inductor: Annotated[
         bool,
         _placement(
@@ -199,6 +205,7 @@ class Where:
             "rig": self.rig or None,
             "chunk": self.chunk or None,
             "micro_batches": self.micro_batches or None,
+            "bf16_partials": self.bf16_partials,
             "inductor": self.inductor,
             "auto_fit": self.auto_fit,
             "multi_gpu": not self.no_multi_gpu,

@@ -9,7 +9,7 @@ from ...compiler.spec.residency import Residency
 from ...conventions.copied import FOLDER, generate_line
 from ...passes.batches.divide import micro_batches_asked
 from ...passes.rewrites.chunk import chunks_of
-from ...passes.states.states import split_mode_of
+from ...passes.states.states import has_short_terms, split_mode_of
 
 
 def command_for(programs: Mapping[str, Program], folder: str = FOLDER) -> str:
@@ -31,7 +31,9 @@ def settings_of(programs: Mapping[str, Program]) -> dict[str, str]:
         "--chunk": {name: str(count) for name, count in chunks.items() if count > 1},
         "--micro-batches": {name: str(count) for name, count in parts_of.items() if count > 1},
     }
+    is_short = any(map(has_short_terms, parts.values()))
     settings = {option: ",".join(f"{k}={v}" for k, v in values.items()) for option, values in found.items() if values}
     rigs = {str(device): str(one.rig.only((device,))) for one in parts.values() for device in one.devices}
     is_here = all(one.rig.present for one in parts.values())
+    settings |= {"--bf16-partials": ""} if is_short else {}
     return settings | ({"--rig": ",".join(rigs.values())} if is_here else {})

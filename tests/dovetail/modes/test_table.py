@@ -261,6 +261,16 @@ def test_plans_of_a_pipeline_are_used_with_their_mode(tmp_path: Path) -> None:
     assert kept["split_mode"] == {"transformer": "sequence"}
 
 
+@pytest.mark.slow
+def test_plans_keep_that_partial_sums_cross_in_fewer_bytes(tmp_path: Path) -> None:
+    size = ("--dtype", "float32", "--height", "256", "--width", "256", "--steps", "1")
+    asked = ("--backend", "diffusion=sim0&sim1,te=sim1,vae=sim0", "--split-mode", "diffusion=tensor", "--bf16-partials")
+    done("compile", *asked, *size, "-o", str(tmp_path))
+    plans = Plans(tmp_path)
+    assert plans.completed({})["bf16_partials"]
+    assert "bf16_partials" not in plans.completed({"backend": "sim0"})
+
+
 class Drawn(nn.Module):
     """Attention of which some weights are dropped."""
 

@@ -74,6 +74,7 @@ def test_what_an_accelerator_takes_for_attention_is_not_known() -> None:
 
 OURS: dict[str, Callable[..., Tensor]] = {
     "sum": lambda x, *_: torch.ops.dovetail.sum_terms(x),
+    "sum in float32": lambda x, *_: torch.ops.dovetail.sum_terms(x, torch.float32),
     "means": lambda x, *_: torch.ops.dovetail.group_means(x, 4, 384),
     "variances": lambda x, means, _: torch.ops.dovetail.group_variances(x, means, 4, 384),
     "norm": lambda x, means, weight: torch.ops.dovetail.group_norm_by(x, means, means + 1, weight, weight, 4, 1e-5),

@@ -30,12 +30,25 @@ PARTS = {"sequence": lambda _: 1.0, "tensor": lambda count: 1 / count}
 class Known(GroupWork):
     """Work that is said: of so many seconds on one device, shared out, with weights whole or parted."""
 
-    def over(self, devices: Sequence[Device]) -> Work | NotPossible:
+    def over(self, devices: Sequence[Device], room: tuple[int, ...] = ()) -> Work | NotPossible:
         if self.mode == "batch":
             return NotPossible("batch", "the inputs are of one picture")
         count, whole = len(devices), 200 * MIB
         part = int(PARTS[self.mode](count) * whole)
         return Work(20 * 0.11 / count, (part,) * count, (5 * MIB,) * count, whole)
+
+
+class Wide(Known):
+    """The same with many values on devices, or with few of them in states that take half as much longer."""
+
+    def over(self, devices: Sequence[Device], room: tuple[int, ...] = ()) -> Work | NotPossible:
+        work = super().over(devices)
+        assert isinstance(work, Work)
+        if not room:
+            return replace(work, alive=(90 * MIB,) * len(devices))
+        if min(room) < work.weights[0] + work.alive[0]:
+            return NotPossible(self.mode, "no recipe keeps to the bytes that devices may have")
+        return replace(work, seconds=1.5 * work.seconds)
 
 
 def machine(cards: Sequence[Device] = CARDS, slow: Sequence[Device] = ()) -> Machine:
@@ -93,6 +106,15 @@ def test_devices_without_room_for_all_weights_hold_parts_of_them() -> None:
     assert search([replace(asked("sequence"), in_files=False)], machine(), small) is None
     way = found(asked("tensor"), machine(), small).ways["diffusion"]
     assert (way.devices, way.residency) == (CARDS, Residency.DEVICE)
+
+
+def test_states_are_solved_for_again_where_the_quickest_have_no_room() -> None:
+    one = replace(asked("tensor"), work=Wide([], lambda program: program, Rig(), "tensor"))
+    for mib, slower in ((300, 1.0), (80, 1.5)):
+        way = found(one, machine(), budgets(mib, mib, mib, mib)).ways["diffusion"]
+        assert (way.devices, way.residency) == (CARDS, Residency.DEVICE)
+        assert way.seconds == pytest.approx(slower * 20 * 0.11 / 4)
+    assert "90.0 MiB of values" in why_no_group(one, machine(), budgets(40, 40), places_of([one], budgets(40, 40)))
 
 
 def test_weights_that_do_not_fit_on_the_devices_come_and_go() -> None:

@@ -15,7 +15,7 @@ from scipy import optimize
 from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.ir.program import Program
 from dovetail.passes.states import fitting, kept_forms
-from dovetail.passes.states.fitting import Fitted, fitted
+from dovetail.passes.states.fitting import Fitted, fitted, quickest
 from dovetail.passes.states.model import Model
 from dovetail.passes.states.solution import NotPossible
 from dovetail.passes.states.solve import solve
@@ -63,6 +63,19 @@ def test_bytes_that_no_states_keep_to_are_refused_without_a_search(monkeypatch: 
         assert isinstance(found, NotPossible)
         assert "there are none" in found.reason
     assert not searched
+
+
+def test_a_search_is_told_of_states_for_which_there_is_room() -> None:
+    program = _placeable(2**30)
+    loose = quickest(program, "free")
+    assert isinstance(loose, Fitted)
+    room = round(0.95 * (loose.solution.account.weights[0] + loose.solution.account.alive[0]))
+    tight = quickest(program, "free", room=(room, room))
+    assert isinstance(tight, Fitted)
+    account = tight.solution.account
+    assert all(held + alive <= room for held, alive in zip(account.weights, account.alive, strict=True))
+    assert account.seconds >= loose.solution.account.seconds
+    assert isinstance(quickest(program, "free", room=(100, 100)), NotPossible)
 
 
 _PRINTING = """

@@ -1,0 +1,144 @@
+"""Terms of float32 sums that cross in bfloat16: half the bytes, the same bits on all devices, and no other sums."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import dovetail
+from dovetail.compiler.errors import UsageError, VerificationError
+from dovetail.compiler.ir.ops import SUM_TERMS, TERMS
+from dovetail.compiler.ir.program import Program, tensors_of
+from dovetail.compiler.ir.split import source_of
+from dovetail.compiler.ir.state import PARTIAL, WHOLE, Split
+from dovetail.compiler.states.parts import sent
+from dovetail.compiler.text.parser import parse_program
+from dovetail.compiler.text.printer import print_program
+from dovetail.draw.text.reproduce import settings_of
+from dovetail.explain.states import states_in_words
+from dovetail.passes.simulate.memory import simulate
+from dovetail.passes.states.exchanges import flow_of
+from dovetail.passes.states.states import has_short_terms
+from dovetail.passes.verify.deep import verify_deep
+from dovetail.passes.verify.verifier import verify
+from dovetail.runtime import sim
+from testbed.sharing import slow_group
+
+RIG = "sim0=1GiB,sim1=1GiB"
+
+
+class Narrow(nn.Module):
+    """A wide layer between narrow ones, whose product devices of a tensor split have terms of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(256, 1024), nn.Linear(1024, 256)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(self.up(x).relu())
+
+
+@pytest.fixture(scope="module")
+def module() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(Narrow(), Narrow())
+
+
+X = torch.randn(512, 256, generator=torch.Generator().manual_seed(1))
+
+
+def compiled(module: nn.Module, x: torch.Tensor = X, is_short: bool = True) -> dovetail.CompiledModule:
+    return dovetail.compile(module, (x,), backend="sim0&sim1", rig=RIG, split_mode="tensor", bf16_partials=is_short)
+
+
+def bytes_of_terms(program: Program) -> int:
+    of_terms = [one for one in program.transfers() if TERMS in _makers(one)]
+    return sum(nbytes for one in of_terms for _, _, nbytes in sent(program, one))
+
+
+def _makers(transfer: torch.fx.Node) -> list[object]:
+    made = source_of(transfer)
+    return [made.target, *(one.target for one in made.all_input_nodes)]
+
+
+def test_terms_take_half_the_bytes_and_what_is_planned_is_what_comes(module: nn.Module) -> None:
+    program, whole = compiled(module).program, compiled(module, is_short=False).program
+    assert bytes_of_terms(program) * 2 == bytes_of_terms(whole) > 0
+    assert has_short_terms(program)
+    assert not has_short_terms(whole)
+    assert [" ".join(states_in_words(one)).count("which changes bits") for one in (program, whole)] == [1, 0]
+    assert settings_of({"model": program})["--bf16-partials"] == ""
+    assert "--bf16-partials" not in settings_of({"model": whole})
+    assert verify_deep(program) > 0
+    text = print_program(program)
+    assert print_program(parse_program(text)) == text
+
+
+def test_a_call_sends_and_takes_what_is_planned(module: nn.Module) -> None:
+    short = compiled(module)
+    short(X)
+    gc.collect()
+    before = [sim.stats(index).bytes_in for index in (0, 1)]
+    held = [sim.stats(index).in_use for index in (0, 1)]
+    for index in (0, 1):
+        sim.reset_peak(index)
+    found = short(X.to("sim:0"))
+    came = sum(sim.stats(index).bytes_in - had for index, had in enumerate(before)) - X.nbytes
+    program, usage = short.program, simulate(short.program)
+    assert came == sum(nbytes for one in program.transfers() for _, _, nbytes in sent(program, one))
+    predicted = [usage[device].total - usage[device].weights for device in program.devices]
+    assert [sim.stats(index).peak - had for index, had in enumerate(held)] == pytest.approx(predicted, abs=X.nbytes)
+    eager = module(X)
+    error = (found.cpu() - eager).abs().max() / eager.abs().max()
+    assert 0 < error < 2**-8
+
+
+def test_no_bit_changes_where_it_is_not_asked_for(module: nn.Module) -> None:
+    program = compiled(module, is_short=False).program
+    assert all(tensors_of(one)[0].dtype == torch.float32 for one in program.transfers())
+    assert not any(one.kwargs for one in program.ops() if one.target is SUM_TERMS)
+
+
+def test_bytes_that_are_solved_for_are_those_of_short_terms() -> None:
+    group, shape = slow_group((1, 1)), (512, 256)
+    half = Split(0, (((0, 256), (256, 512)),))
+    short = replace(group, has_short_terms=True)
+    for target in (WHOLE, half):
+        size = short.term_size(shape, torch.float32)
+        terms = flow_of(short, PARTIAL, target, shape, 4, size)[0][1]
+        back = 256 * 256 * 4 if target == WHOLE else 0
+        assert terms == 256 * 256 * 2 + back
+    assert [short.term_size(one, torch.float32) for one in ((4, 8), shape)] == [4, 2]
+    assert short.term_size(shape, torch.bfloat16) == 2
+    assert group.term_size(shape, torch.float32) == 4
+
+
+def test_it_is_refused_where_there_is_nothing_to_halve(module: nn.Module) -> None:
+    with pytest.raises(UsageError, match=r"bfloat16 values.*leave it out"):
+        compiled(nn.Sequential(Narrow(), Narrow()).to(torch.bfloat16), X.to(torch.bfloat16))
+    with pytest.raises(UsageError, match="add split_mode='tensor'"):
+        dovetail.compile(module, (X,), backend="sim0&sim1", rig=RIG, split_mode="sequence", bf16_partials=True)
+    with pytest.raises(UsageError, match="sums are small"):
+        compiled(module, X[:16])
+
+
+def test_terms_that_cross_otherwise_than_is_said_are_refused(module: nn.Module) -> None:
+    program = compiled(module).program
+    transfer = next(one for one in program.transfers() if TERMS in _makers(one))
+    (short,), kept = transfer.all_input_nodes, transfer.args
+    transfer.args = short.args[:1]
+    with pytest.raises(VerificationError):
+        verify(program)
+    transfer.args = kept
+    total = next(one for one in program.ops() if one.target is SUM_TERMS)
+    for dtype in (None, torch.bfloat16):
+        wide, total.kwargs = total.kwargs, {"dtype": dtype} if dtype else {}
+        with pytest.raises(VerificationError):
+            verify_deep(program)
+        total.kwargs = wide
+    verify(program)
+    assert verify_deep(program) > 0
