@@ -74,7 +74,7 @@ class Moment:
 
     key: tuple[Call, Any] | None
     held: Mapping[torch.device, int]
-    since: Mapping[torch.device, int]
+    since: Counter[torch.device]
     still: frozenset[Hashable]
     after: Mapping[torch.device, int] = field(default_factory=dict)
     turn: int = 0
@@ -95,13 +95,15 @@ class Going:
 class _Ran:
     """A call that ran its own Python and left nothing behind: what it returned, and the calls of parts within it.
 
-    ``before`` is what the pipeline held when it began, ``own`` what it computed itself.
+    ``before`` is what the pipeline held when it began, ``rest`` at most since the last of these calls, or since it
+    began; ``own`` is what it computed itself.
     """
 
     component: Component
     result: Any
     moments: tuple[Moment, ...]
     before: Counter[torch.device]
+    rest: Counter[torch.device]
     own: Counter[OpCost]
 
 
@@ -138,6 +140,7 @@ class DryRun:
     _rotations: defaultdict[Component, Rotation] = field(default_factory=lambda: defaultdict(Rotation))
     _going: list[Going] = field(default_factory=list)
     _unread: Counter[torch.device] = field(default_factory=Counter)
+    _since: Counter[torch.device] = field(default_factory=Counter)  # held at most before what is asked for next
     _work: OwnWork | None = None
     _stand_ins: dict[tuple[torch.dtype, torch.device], torch.Tensor] = field(default_factory=dict)
     _known: dict[tuple[Call, Any], _Ran] = field(default_factory=dict)
@@ -227,7 +230,7 @@ class DryRun:
 
     def note(self, key: tuple[Call, Any] | None) -> None:
         """Notes what the pipeline holds at a call, or at the end."""
-        since, held = self._most(), self._bytes_alive()
+        since, held = self._taken() | self._most(), self._bytes_alive()
         going, unread, self._unread = tuple(self._going), self._unread, Counter[torch.device]()
         self.moments.append(Moment(key, held, held | since, self.still(), going=going, unread=unread))
 
@@ -240,6 +243,11 @@ class DryRun:
     def left(self, moment: Moment) -> Counter[torch.device]:
         """What an earlier call has left of each device, that is still there at a moment."""
         return self._left.get(moment.still, Counter())
+
+    def _taken(self) -> Counter[torch.device]:
+        """What was held at most before what is asked for next, which is noted once."""
+        since, self._since = self._since, Counter()
+        return since
 
     def _most(self) -> Counter[torch.device]:
         """The most bytes that the pipeline held since this was asked last, on devices that count them."""
@@ -266,14 +274,23 @@ class DryRun:
         if known is not None:
             return self._again(known)
         is_left, before, first = left_as_is(component.module), self._bytes_alive(), len(self.moments)
-        own = Counter[OpCost]()
+        own, since = Counter[OpCost](), self._taken() | self._most()
         with self._noting(own):
             result = run()
         self._add(component, own)
+        rest = self._taken() | self._most()
         if is_left():
             moments = tuple(self.moments[first:])
-            self._known[call, key] = _Ran(component, pytree.tree_map(like, result), moments, before, own)
+            self._known[call, key] = _Ran(component, pytree.tree_map(like, result), moments, before, rest, own)
+        self._put(first, since, rest)
         return result
+
+    def _put(self, first: int, since: Counter[torch.device], rest: Counter[torch.device]) -> None:
+        """Adds what was held at most before a call to its first moment, and after its last one to what comes next."""
+        if first < len(self.moments):
+            self.moments[first] = replace(self.moments[first], since=self.moments[first].since | since)
+            since = Counter()
+        self._since = since | rest
 
     def _add(self, component: Component, own: Counter[OpCost]) -> None:
         self.own[component.name] = self.own.get(component.name, Counter()) + own
@@ -295,16 +312,17 @@ class DryRun:
     def _again(self, ran: _Ran) -> Any:
         """Notes the calls within a call once more, by what the pipeline holds now, and returns zeros."""
         self._add(ran.component, ran.own)
-        now, since, still = self._bytes_alive(), self._most(), self.still()
+        now, since, still = self._bytes_alive(), self._taken() | self._most(), self.still()
+        first = len(self.moments)
         for one in ran.moments:
-            held = _moved(one.held, ran.before, now)
-            most = held | since if one is ran.moments[0] else _moved(one.since, ran.before, now)
+            held, most = _moved(one.held, ran.before, now), _moved(one.since, ran.before, now)
             after = _moved(one.after, ran.before, now) if one.after else {}
             self.moments.append(Moment(one.key, held, most, still, after))
             if one.key is not None:
                 self.times[one.key] += 1
         result = pytree.tree_map(zeros_like, ran.result)
         self._most()  # the result is of the call
+        self._put(first, since, _moved(ran.rest, ran.before, now))
         return result
 
     def _bytes_alive(self) -> Counter[torch.device]:

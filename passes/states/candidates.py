@@ -255,6 +255,9 @@ def ways(
 ) -> dict[Node, tuple[Strategy, ...]]:
     """All ways in which a group of devices may compute each operation; the first is that of wholes.
 
+    What is computed whole for its few rows is offered in parts all the same: of what all devices have, each may read
+    some.
+
     Args:
         given: states in which inputs are offered, besides whole.
         wants: states that are wanted of results.
@@ -275,8 +278,9 @@ def ways(
         for node in folded.nodes:
             every = dict.fromkeys(map(_Key, strategies(node, lambda one, at=node: offers(at, one))))  # type: ignore[misc]
             sound = [key.strategy for key in every if _is_sound(node, key.strategy, written)]
-            found[node] = tuple(sound[: MOST_WAYS if node in open_to else 1])
-            for chosen in found[node]:
+            sound = sound if node in open_to else sound[:1]
+            found[node] = tuple([one for one in sound if _has_rows(node, one)][:MOST_WAYS])
+            for chosen in (*found[node], *(one for one in sound if not _has_rows(node, one))):
                 for at, state in enumerate(chosen.results):
                     _offer(offered[node, at], state)
     return found
@@ -315,19 +319,16 @@ class _Key:
 
 
 def _is_sound(node: Node, chosen: Strategy, written: Container[int]) -> bool:
-    """Whether no axis is split that differs from call to call, no written memory a term, and no matmul of few rows."""
-    splits = [state for state in chosen.results if isinstance(state, Split)]
-    if any(is_dynamic(node, state.axis) for state in splits):
+    """Whether no axis is split that differs from call to call, and no written memory is a term."""
+    if any(isinstance(state, Split) and is_dynamic(node, state.axis) for state in chosen.results):
         return False
-    if PARTIAL in chosen.results and any(one.storage in written for one in tensors_of(node)):
-        return False
-    return not splits or name_of(node) not in MATMULS or _has_rows(node, splits[0])
+    return PARTIAL not in chosen.results or not any(one.storage in written for one in tensors_of(node))
 
 
-def _has_rows(node: Node, state: Split) -> bool:
+def _has_rows(node: Node, chosen: Strategy) -> bool:
     """Whether each device that computes rows of a matmul computes several."""
-    shape = shape_of(node)
-    if state.axis == len(shape) - 1:
+    state, shape = chosen.results[0] if chosen.results else WHOLE, shape_of(node) if chosen.results else ()
+    if name_of(node) not in MATMULS or not isinstance(state, Split) or state.axis == len(shape) - 1:
         return True
     others = prod(size for axis, size in enumerate(shape[:-1]) if axis != state.axis)
     if name_of(node) in ("matmul", "bmm"):

@@ -43,8 +43,17 @@ class SimDevice:
         self.capacity = capacity
         self.default = default_stream(index)
         self._in_use = self.peak = self.recent = self.ops = self.bytes_in = self.bytes_out = 0
-        self.counts = True
         self._lock = threading.RLock()
+        self._own = threading.local()
+
+    @property
+    def uncounted(self) -> int:
+        """In how many stretches of uncounted work this thread is; what other threads do meanwhile counts."""
+        return getattr(self._own, "uncounted", 0)
+
+    @uncounted.setter
+    def uncounted(self, depth: int) -> None:
+        self._own.uncounted = depth
 
     @property
     def in_use(self) -> int:
@@ -58,7 +67,7 @@ class SimDevice:
         self._check(size)
 
     def _check(self, size: int) -> None:
-        if self.counts and self._in_use + size > self.capacity:
+        if not self.uncounted and self._in_use + size > self.capacity:
             raise torch.OutOfMemoryError(
                 f"sim{self.index} is out of memory: asked for {_text(size)}, but {_text(self._in_use)} of its "
                 f"{_text(self.capacity)} are in use"
@@ -66,6 +75,8 @@ class SimDevice:
 
     def count(self, *, ops: int = 0, bytes_in: int = 0, bytes_out: int = 0) -> None:
         """Counts operations and bytes that are copied, which several threads may do at once."""
+        if self.uncounted:
+            return
         with self._lock:
             self.ops += ops
             self.bytes_in += bytes_in
@@ -113,7 +124,7 @@ class Buffer:
     def hold(self, nbytes: int) -> Hold:
         """Counts its bytes as in use, until the hold that is returned is gone."""
         hold = Hold(self._leave)
-        if self.device.counts:
+        if not self.device.uncounted:
             self.device.take(self, nbytes)
         return hold
 
@@ -272,15 +283,13 @@ def reset_stats(device: DeviceLike = None) -> None:
 
 @contextmanager
 def uncounted(device: DeviceLike = None) -> Iterator[None]:
-    """Keeps what is done on a device meanwhile out of its counters and of its capacity."""
+    """Keeps what this thread does on a device meanwhile out of its counters and of its capacity."""
     one = device_of(device)
-    before = one.peak, one.ops, one.bytes_in, one.bytes_out
-    one.counts = False
+    one.uncounted += 1
     try:
         yield
     finally:
-        one.counts = True
-        one.peak, one.ops, one.bytes_in, one.bytes_out = before
+        one.uncounted -= 1
 
 
 def _text(size: int) -> str:

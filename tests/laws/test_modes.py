@@ -19,10 +19,6 @@ OWN_PYTHON = {"CosmosTransformer3DModel"}
 """What no trace takes in float64."""
 
 
-NORMED = {"LuminaNextDiT2DModel"}
-"""What takes the mean of a prompt's squares before any weight has a part in it: under `batch` that stays whole."""
-
-
 def test_a_reference_in_float64_is_not_rounded_where_its_module_casts_to_float32() -> None:
     drawn = torch.Generator().manual_seed(SEED)
     x, weight = (torch.randn(16, 16, dtype=torch.float64, generator=drawn) for _ in range(2))
@@ -46,4 +42,4 @@ def test_an_entry_is_right_under_every_mode(name: str) -> None:
         verdict = judge(cell)
         assert not verdict.wrong, f"{cell}: {verdict.wrong}"
         left = [one for one in verdict.whole if one.endswith("no way")]
-        assert not left or (name in NORMED and cell.mode == "batch"), f"{cell}: {left}"
+        assert not left, f"{cell}: {left}"

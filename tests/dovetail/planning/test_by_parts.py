@@ -152,6 +152,37 @@ def test_it_computes_the_bits_of_eager_and_takes_what_was_planned(asked: dict[st
     pipe.dovetail.undo()
 
 
+class Tail(Model):
+    """Computes much of its own behind its last part."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).repeat(64, 1, 1).mean(0)
+
+
+class Keeping(Steps):
+    """Holds more with each step."""
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Tensor:
+        x, kept = x.to(self._execution_device), []
+        for _ in range(STEPS):
+            x = self.unet(x)
+            kept.append(x.repeat(8, 1))
+        return x
+
+
+def test_what_a_later_call_computes_behind_its_last_part_is_planned() -> None:
+    model, x = made(cls=Tail)
+    pipe = Keeping(model)
+    dovetail.compile_pipeline(pipe, **RIGS[0])
+    (peak,) = pipe.dovetail.plan(x).peaks().values()
+    pipe(x)
+    sim.reset_peak(0)
+    pipe(x)
+    assert sim.stats(0).peak == peak.total
+    pipe.dovetail.undo()
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "asked",

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
-from dovetail.compiler.ir.state import Split
+from dovetail.compiler.ir.state import WHOLE, Split
 from dovetail.compiler.states.strategy import name_of
 from dovetail.passes.rewrites.simplify import Simplify
 from dovetail.passes.states.candidates import wanted, ways
@@ -134,3 +134,24 @@ def test_patches_of_pictures_are_split_by_the_batch() -> None:
     assert isinstance(found, Solution)
     (first, *_) = (node for node in found.strategies if name_of(node) == "linear")
     assert found.strategies[first].results == (Split(0, (((0, 1), (1, 2)),)),)
+
+
+class Prompted(nn.Module):
+    """Attention over tokens of a prompt that one matmul of a row a picture makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompt, self.q, self.k, self.out = (nn.Linear(32, size) for size in (16 * 32, 32, 32, 32))
+
+    def forward(self, x: Tensor, prompt: Tensor) -> Tensor:
+        keys = self.k(self.prompt(prompt).reshape(-1, 16, 32))
+        q, k = (one.unflatten(-1, (2, 16)).transpose(1, 2) for one in (self.q(x), keys))
+        return self.out(functional.scaled_dot_product_attention(q, k, k).transpose(1, 2).flatten(2))
+
+
+def test_what_one_row_a_picture_makes_is_split_by_pictures_where_it_has_many() -> None:
+    program = traced(Prompted(), torch.randn(2, 64, 32), torch.randn(2, 32))
+    question = posed(program, group(1, 1, 1, 1), "batch").problem
+    linears = [some for node, some in question.ways.items() if name_of(node) == "linear"]
+    rows, *others = [any(way.results[0] != WHOLE for way in some) for some in linears]
+    assert sorted([rows, *others]) == [False, True, True, True], "but the one of few rows"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
@@ -114,6 +116,17 @@ def test_uncounted_work_leaves_no_trace():
     with there.uncounted():
         torch.ones(100, device=SIM).to("sim:0")
     assert sim.stats(1) == before
+
+
+def test_what_other_threads_do_beside_uncounted_work_counts():
+    before = sim.stats(1)
+    kept = []
+    with accelerator_of(SIM).uncounted():
+        other = threading.Thread(target=lambda: kept.append(torch.ones(100).to(SIM)))
+        other.start()
+        other.join()
+    after = sim.stats(1)
+    assert after.bytes_in - before.bytes_in == after.in_use - before.in_use == 400
 
 
 class _Module:
