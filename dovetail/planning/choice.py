@@ -33,6 +33,7 @@ def rows_of_choices(choices: Sequence[Choice], spread: float) -> list[tuple[str,
 def line_of_taken(taken: Sequence[Choice]) -> str:
     """Which modes were taken, in a line; nothing where none was to be found.
 
+    >>> from dovetail.compiler.devices.device import Device
     >>> line_of_taken([Choice("unet", "layer", (Device("cuda"), Device("cuda", 1)), 1.0, "", True, 2)])
     '`--split-mode auto` took layer, in 2 micro-batches, for unet (cuda0 & cuda1)'
     """
