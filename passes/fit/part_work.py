@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ...compiler.devices.rig import Rig
 from ...compiler.ir.program import Program, part_of
 from ..batches.divide import write_parts
 from ..batches.division import NotDivisible, division_of
@@ -31,8 +32,8 @@ def part_work(program: Program, count: int) -> PartWork | NotDivisible:
         return found
     write_parts(copy, found)
     of_block = {name: index for index, block in enumerate(copy.blocks) for name in block.weights}
-    copy.home = {}
-    block = blocks_of_nodes(copy, of_block)
+    whole = replace(copy, home={}, rig=copy.rig if copy.devices else Rig.of(cpu=1))
+    block = blocks_of_nodes(whole, of_block)
     costs = [[Counter[OpCost]() for _ in range(1 + len(copy.blocks))] for _ in range(found.count)]
     for node in copy.ops():
         cost = cost_of(node)

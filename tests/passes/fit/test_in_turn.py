@@ -188,6 +188,13 @@ def test_parts_have_all_the_arithmetic_of_the_whole_block_by_block() -> None:
         assert flops(part[at] for part in work.parts) == pytest.approx(flops([one.work]))
 
 
+def test_parts_are_counted_of_a_program_without_devices_too() -> None:
+    module = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)).eval()
+    program = prepared(trace(module, (torch.zeros(2, 8, 64),), {}))
+    program.rig = Rig()
+    assert isinstance(part_work(program, 2), PartWork)
+
+
 def test_what_cannot_be_taken_apart_has_no_parts() -> None:
     assert isinstance(part_work(prepared(stack(1)), 2), NotDivisible)
 
