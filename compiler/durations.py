@@ -33,6 +33,16 @@ def bounds(seconds: float, spread: float) -> tuple[float, float]:
     return seconds * (1 - spread), seconds * (1 + spread)
 
 
+def seconds_facts(seconds: float, spread: float = 0.0) -> dict[str, float]:
+    """Seconds as data: the middle, and the ends of the range, which are the same where the devices were measured.
+
+    >>> seconds_facts(10, 0.25)
+    {'seconds': 10, 'seconds_low': 7.5, 'seconds_high': 12.5}
+    """
+    low, high = bounds(seconds, spread)
+    return {"seconds": round(seconds, 3), "seconds_low": round(low, 3), "seconds_high": round(high, 3)}
+
+
 def _digits(value: float, count: int) -> str:
     """A number to so many digits, without an exponent.
 

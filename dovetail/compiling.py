@@ -47,7 +47,7 @@ def compile(
     backend: Places | None = None,
     params_backend: Places | None = None,
     device_map: str | Mapping[str, DeviceLike] | None = None,
-    split_mode: Modes = "layer",
+    split_mode: Modes | None = None,
     tensor_split: Shares | None = None,
     max_vram: Budgets | None = None,
     max_memory: MaxMemory | None = None,

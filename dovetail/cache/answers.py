@@ -4,7 +4,8 @@ An answer is taken where everything that was looked at for it is as it was: what
 speeds, each file of the pipeline, the sources of dovetail and of the libraries that have the model's code (by the size
 and the times of each file), the versions of all that is installed, and the environment variables that these read. A
 pipeline that brings code of its own is not kept: what that looks at nobody knows. An entry is a line that names the
-form, one that says what it is of, one with a digest, and the answer as JSON; reading one runs no code.
+form, one that says what it is of, one with its key, one with a digest, and the answer as JSON; reading one runs
+no code, and one that lies under another key than its own is passed over.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ def read(key: str) -> Answer | None:
         return None
     path = folder.path_of(key, folder.ANSWER)
     try:
-        found = _read(path)
+        found = _read(path, key)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, NoEntry) as error:
@@ -136,7 +137,8 @@ def keep(key: str, title: str, answer: Answer) -> None:
     """Writes an answer; ``title`` says of what it is. Where that cannot be, nothing is kept and the log says so."""
     most = folder.limit() if folder.is_on() and not folder.why_not_believed() else 0
     body = json.dumps([answer.told, answer.warnings, time.time()]).encode()
-    head = ANSWERED + json.dumps(title)[1:-1].encode()[:2000] + b"\n" + _digest(body) + b"\n"
+    of = json.dumps(title)[1:-1].encode()[:2000]
+    head = ANSWERED + of + b"\n" + key.encode() + b"\n" + _digest(body) + b"\n"
     if len(head) + len(body) > most // _SHARE:
         return
     try:
@@ -145,13 +147,16 @@ def keep(key: str, title: str, answer: Answer) -> None:
         logger.info("the answer is not kept in %s: %s", folder.place(), str(error))
 
 
-def _read(path: Path) -> Answer:
+def _read(path: Path, key: str) -> Answer:
     with open_entry(path) as file:
         why = doubt(os.fstat(file.fileno()), path)
         if why:
             raise NoEntry(why)
         read_title(file)
-        digest, body = file.readline(100).removesuffix(b"\n"), file.read()
+        own, digest = (file.readline(100).removesuffix(b"\n") for _ in range(2))
+        body = file.read()
+    if own != key.encode():
+        raise NoEntry("it is of something else")
     if digest != _digest(body):
         raise NoEntry("it is damaged")
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 _FORM = b"dovetail trace 3\n"
-ANSWERED, LOWERED = b"dovetail answer 1\n", b"dovetail program 2\n"
+ANSWERED, LOWERED = b"dovetail answer 2\n", b"dovetail program 2\n"
 _LONGEST = 4096
 
 

@@ -61,7 +61,7 @@ class Request:
         *,
         backend: Places | None = None,
         params_backend: Places | None = None,
-        split_mode: Modes = "layer",
+        split_mode: Modes | None = None,
         tensor_split: Shares | None = None,
         max_vram: Budgets | None = None,
         max_memory: MaxMemory | None = None,
@@ -170,7 +170,7 @@ class Request:
         return bool(attribute) and self.auto_fit and self.is_open(attribute, role) and len(self.rig.gpus) > 1
 
     @staticmethod
-    def _is_asked(setting: SplitMode | TensorSplit, attribute: str, role: str) -> bool:
+    def _is_asked(setting: SplitMode | TensorSplit | MicroBatchCounts, attribute: str, role: str) -> bool:
         """Whether something was said of this component, or of the only one there is, and not of all."""
         keys = [key for key, _ in setting.named]
         return attribute in keys or role in keys or (not attribute and setting.default is not None)
@@ -198,9 +198,16 @@ class Request:
         """In how many chunks wide parts of a component are computed."""
         return self.chunks.count_for(attribute, role)
 
-    def micro_batches_for(self, attribute: str = "", role: str = "") -> int:
-        """In how many parts the pictures of a call go through a layer split; said once where it is split otherwise."""
+    def micro_batches_for(self, attribute: str = "", role: str = "", devices: Sequence[Device] = ()) -> int:
+        """In how many parts the pictures of a call go through a layer split; said once where it is split otherwise.
+
+        One where it is on one of some ``devices`` alone, which is said where they were asked for by its name.
+        """
         count, mode = self.micro_batches.count_for(attribute, role), self.mode_for(attribute, role)
+        if count > 1 and len(devices) == 1:
+            if not self._is_searched(attribute, role) and self._is_asked(self.micro_batches, attribute, role):
+                _tell_alone(attribute, devices[0], "--micro-batches", mode)
+            return 1
         if count > 1 and mode != "layer":
             _tell_mode(attribute, count, mode)
             return 1

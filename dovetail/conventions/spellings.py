@@ -42,7 +42,7 @@ class Settings(TypedDict, total=False):
 
     backend: Places | None
     params_backend: Places | None
-    split_mode: Modes
+    split_mode: Modes | None
     tensor_split: Shares | None
     max_vram: Budgets | None
     max_memory: MaxMemory | None

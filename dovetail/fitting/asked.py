@@ -69,6 +69,8 @@ def asked_of(request: Request, name: str, role: str) -> Asked:
         devices, residency, tuple(shares), amounts=amounts, chunks=chunks,
         mode=QUICKEST if _seeks_mode(request, name, role) else request.mode_for(name, role),
         may_be_alone=of_all and not devices,
+        micro_batches=request.micro_batches.get(name, role),
+        says_mode=request.split_mode.get(name, role) is not None,
     )  # fmt: skip
     given = request.tensor_split.get(name, role) or () if asked.seeks_group else ()
     return replace(asked, shares=given) if len(given) > 1 else asked
@@ -101,7 +103,7 @@ def request_of(request: Request, plan: Plan, roles: Mapping[str, str]) -> Reques
     has_shares = {one.name for one in found if request.tensor_split.get(one.name, roles[one.name]) is not None}
     unsettled = {one.name for one in found if _seeks_mode(request, one.name, roles[one.name])}
     is_free = {one.name for one in unrested if one.name not in has_shares} | {
-        one.name for one in found if one.name in unsettled and one.mode != "layer"
+        one.name for one in found if one.name in unsettled and (one.mode != "layer" or one.micro_batches > 1)
     }
     unsplit = [one for one in found if one.ratio and one.name in unplaced | is_free]
     backend = _with(
@@ -122,10 +124,12 @@ def request_of(request: Request, plan: Plan, roles: Mapping[str, str]) -> Reques
     together = {one.name for one in found if request.mode_for(one.name, roles[one.name]) in TOGETHER}
     modes = {one.name: one.mode for one in found if one.name in unsettled | (together & unplaced)}
     split = request.split_mode if request.split_mode.default != QUICKEST else SplitMode(None, request.split_mode.named)
+    in_parts = {one.name: one.micro_batches for one in found if one.micro_batches > 1}
     return replace(
         request,
         backend=backend,
         split_mode=_with(split, modes),
+        micro_batches=_with(request.micro_batches, in_parts),
         params_backend=_with(replace(request.params_backend, named=said), rests),
         tensor_split=_with(request.tensor_split, {one.name: over_all(one) for one in unsplit}),
     )
@@ -189,7 +193,7 @@ def typed(request: Request, settings: Mapping[str, str], roles: Mapping[str, str
         request,
         backend=parse_backend(settings.get("--backend"), roles),
         params_backend=parse_params_backend(settings.get("--params-backend"), roles),
-        split_mode=parse_split_mode(settings.get("--split-mode", "layer"), roles),
+        split_mode=parse_split_mode(settings.get("--split-mode"), roles),
         tensor_split=parse_tensor_split(settings.get("--tensor-split"), roles),
         chunks=parse_chunks(settings.get("--chunk"), roles),
         micro_batches=parse_micro_batches(settings.get("--micro-batches"), roles),

@@ -62,9 +62,10 @@ def quicker(loads: Sequence[Load], solution: Solution, machine: Machine, budgets
 
 
 def _roughly(load: Load, solution: Solution) -> Load:
-    """A component whose mode is to be found roughly; as it was where that is of no use, or devices or shares say no."""
+    """A component whose mode is to be found roughly; as it was where that is of no use, or was settled by a word."""
     said, is_light = load.asked, solution.ways[load.name].seconds < _HEAVY * solution.seconds
-    if load.work is None or said.shares or len(said.devices) == 1 or is_light:
+    is_settled = said.says_mode or said.shares or len(said.devices) == 1 or (said.micro_batches or 1) > 1
+    if load.work is None or is_settled or is_light:
         return load
     return replace(rough(load), asked=replace(said, mode=QUICKEST))
 

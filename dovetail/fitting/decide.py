@@ -22,7 +22,7 @@ from ..compiler.spec.modes import QUICKEST
 from ..compiler.units import format_bytes
 from ..conventions.request import Request
 from ..passes.fit.chain import REST, Chain, Part
-from ..passes.fit.choices import Choice, choices
+from ..passes.fit.choices import Choice, choices, taken
 from ..passes.fit.group_work import GroupWork
 from ..passes.fit.lacking import lacking, problem_of
 from ..passes.fit.machine import Kind, Machine
@@ -147,6 +147,11 @@ class Decision:
         found = tuple(choices(self.loads, self.solution, self.machine, self.budgets))
         forget(self.loads)
         return found
+
+    @property
+    def taken(self) -> tuple[Choice, ...]:
+        """The ways that were taken of the components whose mode was found."""
+        return tuple(taken(self.loads, self.solution))
 
     @cached_property
     def quicker(self) -> Quicker | None:

@@ -9,7 +9,13 @@ from dataclasses import replace
 from ..compiler.devices.device import HOST
 from ..compiler.errors import DoesNotFitError, unless_refused
 from ..compiler.ir.program import Program
-from ..compiler.spec import parse_backend, parse_params_backend, parse_split_mode, parse_tensor_split
+from ..compiler.spec import (
+    parse_backend,
+    parse_micro_batches,
+    parse_params_backend,
+    parse_split_mode,
+    parse_tensor_split,
+)
 from ..compiler.spec.chunks import Chunks
 from ..compiler.spec.modes import TOGETHER, TensorSplit
 from ..compiler.spec.residency import Residency
@@ -138,7 +144,10 @@ def _placed(request: Request, solution: Solution, name: str) -> Request:
     if request.mode_for() not in TOGETHER and not request.chooses_mode():
         return replace(request, backend=backend, tensor_split=asked)
     split = asked if way.mode == "layer" else _shares_said(request, way)
-    return replace(request, backend=backend, split_mode=parse_split_mode(way.mode), tensor_split=split)
+    in_parts = parse_micro_batches(way.micro_batches) if way.micro_batches > 1 else request.micro_batches
+    return replace(
+        request, backend=backend, split_mode=parse_split_mode(way.mode), tensor_split=split, micro_batches=in_parts
+    )
 
 
 def _shares_said(request: Request, way: Option) -> TensorSplit:

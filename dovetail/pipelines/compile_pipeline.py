@@ -40,7 +40,7 @@ def compile_pipeline(
     pipe: PipelineT,
     backend: Places | None = None,
     *,
-    split_mode: Modes = "layer",
+    split_mode: Modes | None = None,
     tensor_split: Shares | None = None,
     max_vram: Budgets | None = None,
     max_memory: MaxMemory | None = None,

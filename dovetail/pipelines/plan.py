@@ -107,7 +107,7 @@ def component_plans(
             request.amounts_for(name, role),
             request.chunks_for(name, role),
             request.compiles(role),
-            request.micro_batches_for(name, role),
+            request.micro_batches_for(name, role, devices),
             request.chooses_mode(name, role),
             request.terms_for(name, role),
         )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..compiler.devices.device import Device
 from ..compiler.devices.speeds import SPREAD, Speeds
-from ..compiler.durations import bounds, seconds_text
+from ..compiler.durations import seconds_facts, seconds_text
 from ..compiler.ir.program import IN_PARTS, Program
 from ..compiler.ir.schedule import Lifetime
 from ..compiler.spec.residency import Residency
@@ -274,7 +274,7 @@ class Account:
         """All of it as data; sizes are in bytes."""
         devices = self.devices()
         return {
-            **_seconds(self.seconds, self.spread),
+            **seconds_facts(self.seconds, self.spread),
             "search_seconds": None if self.searched is None else round(self.searched, 3),
             "planning_seconds": None if self.planned is None else round(self.planned, 3),
             "options": dict(self.settings),
@@ -283,7 +283,7 @@ class Account:
             "budget_bytes": {name: fact["free"] for name, fact in devices.items()},
             "devices": devices,
             "tiles": {name: str(tile) for name, tile in self.generation.tiles.items()},
-            "modes": facts_of_choices(self.decision.choices if self.decision is not None else ()),
+            "modes": facts_of_choices(self.decision.choices if self.decision is not None else (), self.spread),
             "auto": None if self.quicker is None else self.quicker.as_data(),
             "warnings": list(self.warnings),
             "notes": [*self.turns, *self.notes],
@@ -310,12 +310,6 @@ class Account:
 def _reads_disk(program: Program) -> bool:
     """Whether weights come from the disk, whose rate is not measured."""
     return Residency.DISK in program.residency.values()
-
-
-def _seconds(seconds: float, spread: float) -> dict[str, float]:
-    """Seconds as data: the middle, and the ends of the range, which are the same where the devices were measured."""
-    low, high = bounds(seconds, spread)
-    return {"seconds": round(seconds, 3), "seconds_low": round(low, 3), "seconds_high": round(high, 3)}
 
 
 _TOGETHER = {"tensor": "parts", "sequence": "tokens", "batch": "pictures", "spatial": "areas"}
@@ -423,7 +417,7 @@ def _facts(part: Part, speeds: Speeds) -> dict[str, Any]:
         "chunks": part.chunks,
         **({"micro_batches": part.micro_batches, "busy": part.busy} if part.micro_batches > 1 else {}),
         "calls": part.call.times,
-        **_seconds(part.seconds, part.spread),
+        **seconds_facts(part.seconds, part.spread),
         "bringing_seconds": round(part.bringing, 3),
         "devices": [
             {

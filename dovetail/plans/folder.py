@@ -74,7 +74,7 @@ class Plans:
             found["backend"] = {one.component: "&".join(map(str, one.program.devices)) for one in self._plans}
             modes = {one.component: split_mode_of(one.program) for one in self._plans}
             others = {name: mode for name, mode in modes.items() if mode != "layer"}
-            if others and found.get("split_mode", "layer") == "layer":
+            if others and found.get("split_mode") in (None, "layer"):
                 found["split_mode"] = others
                 is_short = any(has_short_terms(one.program) for one in self._plans)
                 found["bf16_partials"] = found.get("bf16_partials", False) or is_short

@@ -60,9 +60,14 @@ class MicroBatches(Pass):
             return Change(0, f"operations computed in parts, for {found.reason}")
         if found.count < self.parts:
             _tell_fewer(program.name, found.count, self.parts)
-        _Writer(program, found).write()
-        program.facts |= {IN_PARTS}
+        write_parts(program, found)
         return Change(len(found.ways), f"operations computed in {found.count} parts")
+
+
+def write_parts(program: Program, division: Division) -> None:
+    """Has a program compute each operation of a division once for each part."""
+    _Writer(program, division).write()
+    program.facts |= {IN_PARTS}
 
 
 def micro_batches_of(program: Program) -> int:

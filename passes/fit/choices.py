@@ -17,7 +17,8 @@ class Choice:
     """A way to split a component: on one device, by layers, or under a mode.
 
     ``seconds`` are those of a picture with the component split so, on ``devices``, and all else as is quickest then;
-    None where it cannot be, for the reason ``why``. ``is_taken`` says that it is the way that was found.
+    None where it cannot be, for the reason ``why``. ``is_taken`` says that it is the way that was found, and
+    ``micro_batches`` in how many parts the pictures of a call go through its devices.
     """
 
     component: str
@@ -26,14 +27,28 @@ class Choice:
     seconds: float | None = None
     why: str = ""
     is_taken: bool = False
+    micro_batches: int = 1
 
 
 def choices(loads: Sequence[Load], solution: Solution, machine: Machine, budgets: Budgets) -> Iterator[Choice]:
     """The ways of each component whose mode was found, one a mode, but of those that take a trifle of a picture."""
+    for load in _heavy(loads, solution):
+        for mode in (*(() if load.asked.devices else (ALONE,)), LAYER, *MODES):
+            yield _choice(load, mode, loads, solution, machine, budgets)
+
+
+def taken(loads: Sequence[Load], solution: Solution) -> Iterator[Choice]:
+    """The way that was taken of each such component, for which nothing is searched."""
+    for load in _heavy(loads, solution):
+        way = solution.ways[load.name]
+        yield Choice(load.name, _kind(solution, load), way.devices, solution.seconds, "", True, way.micro_batches)
+
+
+def _heavy(loads: Sequence[Load], solution: Solution) -> Iterator[Load]:
+    """The components whose mode was found, but of those that take a trifle of a picture."""
     for load in loads:
         if load.asked.chooses_mode and solution.ways[load.name].seconds > _TRIFLE * solution.seconds:
-            for mode in (*(() if load.asked.devices else (ALONE,)), LAYER, *MODES):
-                yield _choice(load, mode, loads, solution, machine, budgets)
+            yield load
 
 
 _TRIFLE = 0.05
@@ -46,7 +61,8 @@ def _choice(
     found = _kind(solution, load)
     other = solution if found == mode else search(loads, machine, budgets, {load.name: mode})
     if other is not None and not (mode == LAYER and _kind(other, load) == ALONE):
-        return Choice(load.name, mode, other.ways[load.name].devices, other.seconds, is_taken=other is solution)
+        way, is_taken = other.ways[load.name], other is solution
+        return Choice(load.name, mode, way.devices, other.seconds, "", is_taken, way.micro_batches)
     return Choice(load.name, mode, why=_why(load, mode, machine, budgets, loads))
 
 

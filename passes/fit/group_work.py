@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from weakref import WeakKeyDictionary
 
 from ...compiler.devices.device import Device
 from ...compiler.devices.rig import Rig
 from ...compiler.devices.speeds import speeds_of
 from ...compiler.ir.program import Program
+from ..batches.division import NotDivisible
 from ..states.fitting import quickest, seconds_of
 from ..states.forms import narrowed
+from ..states.modes import picture_count
 from ..states.solution import NotPossible
+from .part_work import PartWork, part_work
 from .row_work import row_work
 
 
@@ -31,6 +35,10 @@ class Work:
 
 _KNOWN: MutableMapping[Program, dict[Hashable, Work | NotPossible]] = WeakKeyDictionary()
 """What calls of a trace take, by the devices and all that the states depend on besides; numbers and no graphs."""
+
+
+_PARTS: MutableMapping[Program, dict[Hashable, PartWork | NotDivisible]] = WeakKeyDictionary()
+"""What the parts of calls of a trace take, by how many they are; numbers and no graphs."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +118,24 @@ class GroupWork:
         roots = [speeds.roots.get(device) for device in devices]
         networks = frozenset(speeds.networks.items()) if processes else frozenset()
         return each, ways, tuple(root and roots.index(root) for root in roots), processes, networks
+
+    @cached_property
+    def pictures(self) -> int:
+        """How many pictures each of its calls is of, at least."""
+        return min((picture_count(traced) for traced, _ in self.calls), default=1)
+
+    def in_parts(self, count: int) -> list[tuple[PartWork, float]]:
+        """What its calls take in so many parts, each with how often a picture makes it; nothing where one has none."""
+        each = [(self._parts_of(traced, count), times) for traced, times in self.calls]
+        found = [(work, times) for work, times in each if isinstance(work, PartWork)]
+        return found if len(found) == len(each) else []
+
+    def _parts_of(self, traced: Program, count: int) -> PartWork | NotDivisible:
+        known = _PARTS.setdefault(traced, {})
+        packed = tuple((name, weight.quant) for name, weight in traced.weights.items() if weight.quant)
+        if (count, packed) not in known:
+            known[count, packed] = part_work(self.prepared(traced), count)
+        return known[count, packed]
 
     def forget(self) -> None:
         """Drops the programs that were prepared, of which a search keeps one for all modes."""

@@ -46,7 +46,7 @@ class Option:
     rest in the host's memory. ``amounts`` of the weights rest on the device, or in the host's memory, where the others
     rest as ``residency`` says. ``bringing`` seconds of ``seconds`` go into bringing what stays for the phase. Under a
     ``mode`` all devices compute all blocks together, in ``shares`` of their own where those are not what their speed
-    gives.
+    gives; in ``micro_batches`` the pictures of a call go through devices in turn.
     """
 
     name: str
@@ -67,6 +67,7 @@ class Option:
     amounts: Amounts = ALIKE
     mode: str = "layer"
     shares: tuple[float, ...] = ()
+    micro_batches: int = 1
 
     def needs(self, device: Device) -> int:
         """The bytes on a device while the component works."""
@@ -185,7 +186,9 @@ def _find(
         if split is not None:
             on_device = min(amounts.on_device, whole.nbytes) if chain is not whole else 0
             given, times = Amounts(on_device, in_memory), load.way(tiled)[1]
-            return _option(load, whole, times, machine, devices, residency, tiled, split, counts, given, coming, grain)
+            return as_option(
+                load, whole, times, machine, devices, residency, tiled, split, counts, given, coming, grain
+            )
     return None
 
 
@@ -270,7 +273,7 @@ def _proportional(load: Load, machine: Machine, budgets: Budgets, devices: tuple
     split = _of_counts(problem, counts)
     if split is None:
         return None
-    return _option(load, chain, load.times, machine, devices, Residency.DEVICE, False, split, counted)
+    return as_option(load, chain, load.times, machine, devices, Residency.DEVICE, False, split, counted)
 
 
 def problem_of(
@@ -340,7 +343,7 @@ def _of_counts(problem: Problem, counts: Sequence[int]) -> Split | None:
     return in_ranges(problem, tuple(pairwise([0, *accumulate(counts)])))
 
 
-def _option(
+def as_option(
     load: Load, whole: Chain, times: float, machine: Machine, devices: Sequence[Device], residency: Residency,
     tiled: bool, split: Split, counts: Sequence[int], amounts: Amounts = ALIKE, coming: Chain | None = None,
     grain: Grain = BLOCKS,

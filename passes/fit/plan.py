@@ -42,7 +42,7 @@ class PlacedComponent:
     whether it is brought in every call; the others are there for the phase, or throughout. ``of`` is how many blocks it
     has. ``amounts`` rest elsewhere than most weights do, and by ``ratio`` a split by layers has the blocks that the
     shares say; it is empty on one device, and for a split by rows or under another ``mode`` of which no shares were
-    asked, which finds them when it is placed.
+    asked, which finds them when it is placed. In ``micro_batches`` the pictures of a call go through its devices.
     """
 
     name: str
@@ -59,6 +59,7 @@ class PlacedComponent:
     amounts: Amounts = ALIKE
     ratio: tuple[float, ...] = ()
     mode: str = "layer"
+    micro_batches: int = 1
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -125,12 +126,12 @@ def _placed(load: Load, way: Option) -> PlacedComponent:
     streamed = tuple(rests is not Residency.DEVICE for rests in way.rests)
     return PlacedComponent(
         load.name, load.role, load.phase, shares, way.residency, streamed, way.tiled, times, way.seconds, way.bringing,
-        len(chain.parts), way.amounts, _ratio(load, way), _mode(load, way),
+        len(chain.parts), way.amounts, _ratio(load, way), _mode(load, way), way.micro_batches,
     )  # fmt: skip
 
 
 def settings_of(solution: Solution, loads: Sequence[Load]) -> dict[str, str]:
-    """What asks for a solution, by option: devices, residency, shares, tiles, and chunks."""
+    """What asks for a solution, by option: devices, residency, shares, tiles, chunks, and micro-batches."""
     ways = solution.ways
     backend = {name: "&".join(map(str, way.devices)) for name, way in ways.items()}
     backend |= {load.name: "&".join(map(str, load.asked.devices)) for load in loads if load.asked.places_itself}
@@ -140,6 +141,7 @@ def settings_of(solution: Solution, loads: Sequence[Load]) -> dict[str, str]:
     modes = {load.name: _mode(load, ways[load.name]) for load in loads}
     modes = {name: mode for name, mode in modes.items() if mode != "layer"}
     chunks = {load.name: str(load.asked.chunks) for load in loads if load.asked.chunks > 1}
+    parts = {name: str(way.micro_batches) for name, way in ways.items() if way.micro_batches > 1}
     resting = _of_each(resting, AUTO, loads)
     found = {
         "--backend": _listed(by_role(backend, loads, "&"), backend.keys() == ways.keys()),
@@ -148,6 +150,7 @@ def settings_of(solution: Solution, loads: Sequence[Load]) -> dict[str, str]:
         "--tensor-split": _listed(by_role(shares, loads)),
         "--vae-tiling": "on" if any(way.tiled for way in ways.values()) else "",
         "--chunk": _listed(by_role(_of_each(chunks, "off", loads), loads)),
+        "--micro-batches": _listed(by_role(_of_each(parts, "off", loads), loads)),
     }
     return {option: value for option, value in found.items() if value}
 

@@ -7,7 +7,8 @@ Variables
 Objective, least
     the sum of x times the way's seconds a picture: calls times the seconds of a call, crossings and streaming included,
     and the bringing of what stays for the phase. Of the plans that take at most a five-hundredth more, the simplest is
-    taken: the program is solved once more with these seconds as a constraint (`_Model.burdens`).
+    taken: the program is solved once more with these seconds as a constraint (`_Model.burdens`). Where modes are to be
+    found, one that takes at most a fiftieth more and has fewer devices is taken before it.
 
 Constraints
     one way for each component (`one_each`); on each device and in each phase, the weights of all components that stay
@@ -35,12 +36,16 @@ import numpy as np
 from ...compiler.devices.device import Device
 from ...compiler.spec.residency import Residency
 from .groups import MODES, group_options, groups_of, quick_options
+from .in_turn import options_in_turn
 from .machine import Machine
 from .options import Option, option, options_of, proportional
 from .workload import Budgets, Load
 
 SLACK = 1.002
 """How much longer than the least a simpler plan may take."""
+
+SPARED = 1.02
+"""How much longer than the least a plan may take that leaves devices out, where modes are to be found."""
 
 ALONE, LAYER = "one device", "layer"
 """How a component is split that is under no mode."""
@@ -92,7 +97,16 @@ def search(
         best = found
     if best is None:
         return None
-    return _refined(solve(columns, budgets, best.seconds * SLACK) or best, loads, machine, budgets)
+    simple = solve(columns, budgets, best.seconds * SLACK) or best
+    if any(load.asked.chooses_mode for load in loads):
+        simple = _on_fewer(simple, solve(columns, budgets, best.seconds * SPARED))
+    return _refined(simple, loads, machine, budgets)
+
+
+def _on_fewer(one: Solution, other: Solution | None) -> Solution:
+    """A solution, or another one that hardly takes longer, where that has fewer devices compute."""
+    counts = [sum(len(way.devices) for way in some.ways.values()) if some else math.inf for some in (one, other)]
+    return other if other is not None and counts[1] < counts[0] else one
 
 
 @dataclass(frozen=True)
@@ -131,9 +145,14 @@ class Trial:
             if only in ("", LAYER if load.asked.devices else _kind(way.devices)):
                 least = min(least, way.seconds)
                 yield way
-        if load.name not in self.trifles or only:
-            modes = [mode for mode in MODES if only in ("", mode)]
-            yield from quick_options(load, self.machine, budgets, self.groups, self.places, modes, least)
+        if load.name in self.trifles and not only:
+            return
+        modes = [mode for mode in MODES if only in ("", mode)]
+        for way in quick_options(load, self.machine, budgets, self.groups, self.places, modes, least):
+            least = min(least, way.seconds)
+            yield way
+        if only in ("", LAYER):
+            yield from options_in_turn(load, self.machine, budgets, self.lists, least)
 
     @cached_property
     def trifles(self) -> frozenset[str]:
@@ -361,7 +380,7 @@ def _refined(best: Solution, loads: Sequence[Load], machine: Machine, budgets: B
         way = ways[load.name]
         one = load.by_layers if load.asked.chooses_mode else load
         is_open = not (one.asked.shares or one.asked.places_itself or one.asked.seeks_group)
-        if len(way.devices) > 1 and is_open and way.mode == "layer":
+        if len(way.devices) > 1 and is_open and way.mode == "layer" and way.micro_batches == 1:
             left = left_for(load, ways, budgets)
             finer = option(one, machine, left, way.devices, way.residency, way.tiled, _FINE, way.amounts)
             tried = {**ways, load.name: finer} if finer else ways

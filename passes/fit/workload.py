@@ -31,9 +31,11 @@ class Asked:
     """What a person said of a component; what is empty or None is free.
 
     ``devices`` main first; ``residency`` where its weights rest; ``shares`` of the devices; ``mode`` how it is split
-    over several, as ``--split-mode`` says it; ``may_be_alone`` whether it may be on one device all the same, for the
-    mode was said of all components; ``tiled`` whether it decodes in tiles; ``amounts`` the bytes of weights that rest
-    on its devices or in the host's memory where most rest elsewhere; ``chunks`` in how many wide parts are computed.
+    over several, as ``--split-mode`` says it, which it ``says_mode`` or not; ``may_be_alone`` whether it may be on one
+    device all the same, for the mode was said of all components; ``tiled`` whether it decodes in tiles; ``amounts`` the
+    bytes of weights that rest on its devices or in the host's memory where most rest elsewhere; ``chunks`` in how many
+    wide parts are computed; ``micro_batches`` in how many parts pictures go through a layer split, None where that is
+    to be found.
     """
 
     devices: tuple[Device, ...] = ()
@@ -44,6 +46,8 @@ class Asked:
     chunks: int = 1
     mode: str = "layer"
     may_be_alone: bool = False
+    says_mode: bool = False
+    micro_batches: int | None = None
 
     @property
     def is_split(self) -> bool:
@@ -73,7 +77,7 @@ class Asked:
     @property
     def opened(self) -> Asked:
         """The same with its devices, their shares, and where its weights rest left free."""
-        return Asked(chunks=self.chunks)
+        return Asked(chunks=self.chunks, micro_batches=self.micro_batches)
 
 
 @dataclass(frozen=True)
@@ -162,11 +166,7 @@ class Load:
         return replace(self, asked=self.asked.by_layers)
 
     def under(self, mode: str, shares: tuple[float, ...] = ()) -> Load:
-        """The same component as if that mode had been asked for, with shares if there are any; made once.
-
-        How a component is split is these two. A number of micro-batches would stand beside them here, in `GroupWork`,
-        which says what they take, and in the `Option` that comes of it.
-        """
+        """The same component as if that mode had been asked for, with shares if there are any; made once."""
         key = mode, shares or self.asked.shares
         if key not in self._under:
             asked = replace(self.asked, mode=mode, shares=key[1])

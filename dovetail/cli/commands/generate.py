@@ -120,13 +120,20 @@ def generate(
     with profiled(profile, pipe), told_of_models(cls, pipeline.kind):
         files = run.pictures(seeds, saved)
     peaks, reserved = peaks_of(pipe.dovetail), reserved_of(pipe.dovetail)
-    quicker = pipe.dovetail.decision.quicker if pipe.dovetail.decision is not None else None
+    decision = pipe.dovetail.decision
+    quicker = decision.quicker if decision is not None else None
+    taken = decision.taken if decision is not None else ()
     if json:
         told = {"files": list(map(str, files)), "seed": seeds[0], "seconds": round(sum(phases.seconds.values()), 3)}
-        print_json({**told, **document_of(phases, peaks, reserved), "call": _told(arguments)})
+        modes = {one.component: one.mode for one in taken}
+        print_json({**told, **document_of(phases, peaks, reserved), "call": _told(arguments), "modes": modes})
     else:
         if quicker is not None:
             print(quicker, file=sys.stderr)
+        if taken:
+            from ...planning.choice import line_of_taken
+
+            print(line_of_taken(taken), file=sys.stderr)
         print(line_of(phases, peaks, reserved) + (f"; seed {seeds[0]}" if seed == ANY_SEED else ""), file=sys.stderr)
 
 

@@ -131,7 +131,7 @@ class Where:
             metavar="MODE",
             help="layer, row, tensor, sequence, batch, spatial, or auto: the quickest. For all or by role.",
         ),
-    ] = "layer"
+    ] = ""
     tensor_split: Annotated[
         str, _placement("--tensor-split", "-ts", metavar="SHARES", help="Shares of the devices: 3,1.")
     ] = ""
@@ -199,7 +199,7 @@ class Where:
                 self.params_backend, offload_to_cpu=self.offload_to_cpu, stream_layers=self.stream_layers
             )
             or None,
-            "split_mode": self.split_mode,
+            "split_mode": self.split_mode or None,
             "tensor_split": self.tensor_split or None,
             "max_vram": self.max_vram or None,
             "rig": self.rig or None,

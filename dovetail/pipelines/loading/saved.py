@@ -51,7 +51,7 @@ def load_pipeline(
     components: Mapping[str, object] | None = None,
     weights: Mapping[str, Given] | None = None,
     params_backend: Places | None = None,
-    split_mode: Modes = "layer",
+    split_mode: Modes | None = None,
     tensor_split: Shares | None = None,
     max_vram: Budgets | None = None,
     max_memory: MaxMemory | None = None,

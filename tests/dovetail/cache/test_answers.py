@@ -306,7 +306,7 @@ def test_an_answer_reads_back(cache: Path) -> None:
     assert not KEPT.kept
 
 
-@pytest.mark.parametrize("content", [b"", b"dovetail answer 1\nx\n", b"\xff" * 100, b"dovetail answer 1\nx\nno\n[]"])
+@pytest.mark.parametrize("content", [b"", b"dovetail answer 2\nx\n", b"\xff" * 100, b"dovetail answer 2\nx\nno\n[]"])
 def test_a_damaged_answer_is_made_anew(cache: Path, caplog: pytest.LogCaptureFixture, content: bytes) -> None:
     answers.keep("a" * 40, "plan of it", KEPT)
     folder.path_of("a" * 40, folder.ANSWER).write_bytes(content)
@@ -321,6 +321,15 @@ def test_an_answer_of_another_form_is_made_anew(cache: Path) -> None:
     path.write_bytes(b"\n".join([*head, answers._digest(b"[1]"), b"[1]"]))
     assert len(digest) == 40
     assert answers.read("a" * 40) is None
+
+
+def test_an_answer_that_was_renamed_or_exchanged_is_made_anew(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    answers.keep("a" * 40, "plan of it", KEPT)
+    answers.keep("b" * 40, "plan of it", Answer({"another": 1}, ()))
+    one, other = (folder.path_of(key * 40, folder.ANSWER) for key in "ab")
+    one.replace(other)
+    assert answers.read("b" * 40) is None
+    assert "it is of something else" in caplog.text
 
 
 def test_what_others_could_have_written_is_not_read(cache: Path, caplog: pytest.LogCaptureFixture) -> None:

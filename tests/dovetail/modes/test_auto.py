@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import dovetail
+from dovetail.cli.app import app
 from dovetail.compiler.devices import speeds
 from dovetail.fitting import decide
+from dovetail.passes.batches.divide import micro_batches_of
 from dovetail.passes.states.states import split_mode_of
 from dovetail.pipelines.dryrun import DryPipeline
 from dovetail.planning.table import Account
@@ -86,6 +91,8 @@ def test_what_each_mode_takes_is_told() -> None:
     why = {one["mode"]: one["why_not"] for one in modes if "why_not" in one}
     assert why["batch"] == "the inputs are of one picture"
     assert [row[1] for row in told["choices"]] == [one["mode"] + " (taken)" * one["taken"] for one in every]
+    assert all(one["seconds_low"] <= one["seconds"] <= one["seconds_high"] for one in modes if "seconds" in one)
+    assert taken["seconds_low"] < taken["seconds_high"]
     assert document["auto"] is None
     assert account.decision is not None
     assert account.seconds == pytest.approx(account.decision.solution.seconds, rel=0.01)
@@ -102,6 +109,11 @@ def test_without_a_mode_a_line_says_what_it_would_gain_and_nothing_changes() -> 
     assert [line for line in plain.remarks() if line.startswith("`--split-mode auto`: ")] == [str(plain.quicker)]
     assert plain.told()["choices"] == []
     assert chosen.quicker is None
+
+
+def test_nothing_is_said_of_auto_to_who_asks_for_layers() -> None:
+    _, said = account_of(rig=ROOMY, split_mode="layer")
+    assert said.quicker is None
 
 
 @pytest.mark.slow
@@ -150,6 +162,27 @@ def test_a_module_by_its_parts_is_placed_by_layers() -> None:
     module = ByParts().eval()
     compiled = dovetail.compile(module, (X,), backend="sim0&sim1", split_mode="auto")
     assert torch.allclose(compiled(X).cpu(), module(X), atol=1e-6)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_pictures_of_a_call_go_through_layers_in_turn_where_that_is_quickest(wide: bool) -> None:
+    """Neither device holds all blocks, and what devices exchange under modes takes long beside what they compute."""
+    torch.manual_seed(0)
+    module = Stack(depth=8).eval()
+    room = 2000 if wide else 950  # KiB; all blocks have 1034
+    rig = f"sim0={room}KiB,sim1={room}KiB,cpu=8GiB;sim0-sim1=0.0001GB/s"
+    compiled = dovetail.compile(module, (X,), backend="sim0&sim1", rig=rig, split_mode="auto")
+    assert micro_batches_of(compiled.program) == (1 if wide else 2)
+    assert split_mode_of(compiled.program) in (("batch", "sequence") if wide else ("layer",))
+    assert torch.allclose(compiled(X).cpu(), module(X), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_generate_says_what_was_taken(tmp_path: Path) -> None:
+    words = ("--split-mode", "diffusion=auto", "--backend", NAMED, "--steps", "1", "-o", str(tmp_path / "a.png"))
+    result = CliRunner().invoke(app, ["generate", "a red circle", *words])
+    assert result.exit_code == 0, result.stderr
+    assert re.search(r"`--split-mode auto` took (tensor|sequence) for transformer \(sim0 & sim1\)", result.stderr)
 
 
 def mode_asked(account: Account) -> str:

@@ -13,8 +13,10 @@ from typer.testing import CliRunner
 import dovetail
 from dovetail.cli.app import app
 from dovetail.compiler.errors import SpecError
+from dovetail.conventions.request import Request, _tell_alone
 from dovetail.passes.batches.divide import micro_batches_of
 from dovetail.passes.pipeline import default_passes, parse_passes
+from dovetail.pipelines.plan import component_plans
 from dovetail.plans.folder import Plans
 from dovetail.runtime import sim
 from testbed.pipelines.tiny_pipelines import paint, sd
@@ -107,6 +109,25 @@ def test_a_plan_says_what_is_asked_and_that_calls_of_one_picture_run_whole() -> 
     result = CliRunner().invoke(app, ["plan", *asked])
     assert "for its inputs are of one picture: it runs whole" in result.stderr
     assert "--micro-batches diffusion=2" in result.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"), [("2", []), ("unet=2", []), ("vae=2", ["vae"]), ("2,te=4", ["text_encoder"])]
+)
+def test_of_a_component_on_one_device_they_say_nothing_unless_its_name_is_said(
+    counts: str, said: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    _tell_alone.cache_clear()
+    modules = {name: stack() for name in ("unet", "text_encoder", "vae")}
+    roles = {"unet": "diffusion", "text_encoder": "te", "vae": "vae"}
+    request = Request.parse(
+        backend="sim0,unet=sim0&sim1", micro_batches=counts, rig="sim0=1GiB,sim1=1GiB,cpu=1GiB", components=roles
+    )
+    with caplog.at_level(logging.WARNING):
+        plans = component_plans(request, modules, roles, lambda device: device, list(roles))
+    assert [name for name in roles if f"says nothing of {name}" in caplog.text] == said
+    asked = request.micro_batches.count_for("unet", "diffusion")
+    assert {name: plan.micro_batches for name, plan in plans.items()} == {"unet": asked, "text_encoder": 1, "vae": 1}
 
 
 @pytest.mark.slow
