@@ -89,15 +89,20 @@ class Unfinished(torch.Tensor):
     """A result that is not there yet, of a form that is known."""
 
     _awaited: Awaited
+    _there: torch.device
 
     @staticmethod
     def of(awaited: Awaited, like: torch.Tensor, device: torch.device) -> Unfinished:
-        """One that looks like a tensor, which may be on meta, and lies on a device."""
+        """One that looks like a tensor, which may be on meta, and lies on a device.
+
+        To PyTorch it is on meta, and only says that it lies there: so no other tensor takes it for its ``data``, which
+        would have no memory then, and would say so nowhere.
+        """
         made: Unfinished = torch.Tensor._make_wrapper_subclass(
-            Unfinished, like.shape, strides=like.stride(), dtype=like.dtype, device=device
+            Unfinished, like.shape, strides=like.stride(), dtype=like.dtype, device="meta", dispatch_device=True
         )
         torch._C._set_throw_on_mutable_data_ptr(made)  # for C code that looks past both functions below
-        made._awaited = awaited
+        made._awaited, made._there = awaited, device
         _known.add(made)
         return made
 
@@ -121,7 +126,9 @@ class Unfinished(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Waits, for those who go past ``__torch_function__``."""
+        """Waits, for those who go past ``__torch_function__``; says where it lies."""
+        if func is torch.ops.prim.device.default:
+            return args[0]._there
         args, kwargs = finished((args, kwargs or {}))
         return func(*args, **kwargs)
 

@@ -5,7 +5,7 @@
 NAME is a device (`cuda0`), all accelerators that there are if left out; simulated ones (`sim0`) may be named to see
 what is asked. Everything is asked of the first device, and of all together where there are several. Exit code 1 if
 something does not hold, 2 if there is no accelerator; what takes two devices is skipped where there is one. The checks
-are in testbed/gpu_checks.py and testbed/gpu_mode_checks.py; `pytest tests/gpu -m gpu` runs them as tests.
+are in testbed/gpu_checks.py, gpu_mode_checks.py and gpu_thread_checks.py; `pytest tests/gpu -m gpu` runs them as tests.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 from dovetail.compiler.devices.rig import Rig
 from testbed.gpu_checks import CHECKS, delays, torch_device
 from testbed.gpu_mode_checks import DELAYED, MODE_CHECKS, NotAsked
+from testbed.gpu_thread_checks import THREAD_CHECKS
 
 
 def accelerators() -> list[str]:
@@ -45,7 +46,7 @@ def describe(names: Sequence[str]) -> str:
 def ask(names: Sequence[str], calls: int) -> int:
     """Runs the checks on a set of devices and prints a line for each; returns how many do not hold."""
     failed = 0
-    for check in (*CHECKS, *MODE_CHECKS):
+    for check in (*CHECKS, *MODE_CHECKS, *THREAD_CHECKS):
         asked = functools.partial(check, calls=calls) if check in (delays, DELAYED) else check
         try:
             print(f"holds  {check.__name__:22} {asked(names)}", flush=True)

@@ -291,7 +291,12 @@ def wide_subject(cards: Sequence[str]) -> tuple[torch.nn.Module, Call]:
 
 
 def peaks_of_calls(cards: Sequence[str], program: dovetail.CompiledModule, call: Call) -> list[int]:
-    """What two calls take of each card at most, from before the weights are there."""
+    """What two calls take of each card at most, from before the weights are there.
+
+    A call before has libraries take their workspaces, which stay: those of each thread that issues too.
+    """
+    program(**call)
+    program.unload()
     before = allocated(cards)
     for card in cards:
         accelerator_of(torch_device(card)).reset_peak()

@@ -51,7 +51,7 @@ WORSE = 1.5
 """So many times as far from float64 as eager on one card may results be."""
 
 
-_FULL_FLOATS = functools.partial(torch.backends.cudnn.flags, enabled=True, deterministic=True, allow_tf32=False)
+FULL_FLOATS = functools.partial(torch.backends.cudnn.flags, enabled=True, deterministic=True, allow_tf32=False)
 """Has no convolution round its operands to TF32, for which the whole might choose and a part not."""
 
 
@@ -225,7 +225,7 @@ def in_each_mode(check: Callable[..., str]) -> Callable[[Sequence[str]], str]:
 
     @functools.wraps(check)
     def asked(cards: Sequence[str], **more: Any) -> str:
-        with _FULL_FLOATS():
+        with FULL_FLOATS():
             return "; ".join(check(mode, cards, **more) for mode in TOGETHER)
 
     return asked
@@ -241,7 +241,7 @@ def micro_batches(cards: Sequence[str], calls: int = 50) -> str:
         {name: one[at : at + 1] if isinstance(one, Tensor) and len(one) == 2 else one for name, one in call.items()}
         for at in (0, 1)
     ]
-    with _FULL_FLOATS():
+    with FULL_FLOATS():
         alone = dovetail.compile(module, kwargs=ones[0], backend=backend)
         expected = torch.cat([result(alone, one) for one in ones])
         alone.unload()
@@ -258,8 +258,8 @@ def peer_copies(cards: Sequence[str]) -> str:
         raise NotAsked(f"copies between cards take two, and {cards[0]} is alone")
     ways = []
     for source, target in itertools.permutations(map(torch_device, cards), 2):
-        for value in _values():
-            sent = value.to(source)
+        for made, view in _values():
+            value, sent = view(made), view(made.to(source))
             arrived = start_copy(sent, target).wait()
             assert torch.equal(arrived.cpu(), value), f"from {source} to {target}"
             assert arrived.stride() == sent.stride(), f"other strides from {source} to {target}"
@@ -273,14 +273,17 @@ def peer_copies(cards: Sequence[str]) -> str:
     return f"{len(ways)} pairs, {len(list(_values()))} values each: {' '.join(sorted(set(ways)))}"
 
 
-def _values() -> Iterator[Tensor]:
+def _values() -> Iterator[tuple[Tensor, Callable[[Tensor], Tensor]]]:
+    """Tensors, and the views of them on a device that are sent; a copy to the device would have other strides."""
     made = torch.arange(3 * 40 * 32, dtype=torch.float32).reshape(3, 40, 32)
-    yield made
-    yield made.transpose(1, 2)
-    yield made[:, ::2]
-    yield made.to(torch.bfloat16)
-    yield (made > 7).contiguous()
-    yield torch.arange(2**20, dtype=torch.float32).reshape(1, 16, 256, 256).to(memory_format=torch.channels_last)
+    large = torch.arange(2**20, dtype=torch.float32).reshape(1, 16, 256, 256)
+    yield made, lambda one: one
+    yield made, lambda one: one.transpose(1, 2)
+    yield made, lambda one: one[:, ::2]
+    yield made[:1], lambda one: one.expand(3, 40, 32)
+    yield made.to(torch.bfloat16), lambda one: one
+    yield made > 7, lambda one: one
+    yield large.to(memory_format=torch.channels_last), lambda one: one
 
 
 def parts_of_kernels(cards: Sequence[str]) -> str:
@@ -289,7 +292,7 @@ def parts_of_kernels(cards: Sequence[str]) -> str:
     for name, whole, parts, given in _kernels():
         there = [one.to(device) for one in given]
         exact = whole(*(one.double() for one in given))
-        with torch.inference_mode(), _FULL_FLOATS():
+        with torch.inference_mode(), FULL_FLOATS():
             at_once, joined = whole(*there).cpu(), parts(*there).cpu()
         error, eager = off(joined, exact), off(at_once, exact)
         least = torch.finfo(torch.float32).eps

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -421,6 +421,17 @@ class Component:
             return tensor if component is None else component.view.data_of(tensor)
 
         copy_bare(module, data_of)
+
+    def ready_to_load(self, programs: Container[int]) -> Iterator[CompiledModule]:
+        """What was compiled of some programs, which are given by their ids, with the adapters of calls that come."""
+        for call in list(self.calls):
+            for made in list(call.programs.values()):
+                if not isinstance(made, CompiledModule) or not any(id(one) in programs for one in made.lowered):
+                    continue
+                branches = self.adapters.read(call.module)
+                if branches.held:
+                    made.exchange(branches.held)
+                yield from (one for one in made.each if id(one.program) in programs)
 
     def unload(self) -> None:
         """Lets every program fetch its weights again."""

@@ -214,11 +214,10 @@ class CompiledPipeline(Exchanging):
             self.pipe(*args, **{"num_inference_steps": 1, **kwargs})
             return
         planned = {id(call.program) for call in plan.calls}
-        for programs in self.programs.values():
-            for one in (each for program in programs for each in program.each):
-                if id(one.program) in planned:
-                    one.load()
-                    self.release()  # of slots, which come again with the call that uses them
+        for component in self.components.values():
+            for one in component.ready_to_load(planned):
+                one.load()
+                self.release()  # of slots, which come again with the call that uses them
 
     def refresh(self, *names: str) -> None:
         """Forgets the programs of the named components, or of all, after a change that is not seen by itself."""

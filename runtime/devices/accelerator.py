@@ -57,6 +57,9 @@ class Accelerator:
         """Sends this thread's work on the device to a stream for a while."""
         return nullcontext()
 
+    def choose(self, stream: Stream) -> None:
+        """Sends this thread's work on the device to a stream from now on."""
+
     def as_current(self) -> AbstractContextManager[object]:
         """Makes the device the one that this thread's launches go to for a while."""
         return nullcontext()
@@ -177,6 +180,11 @@ class StreamAccelerator(Accelerator):
         context: AbstractContextManager[object] = self._module.stream(stream)
         return context
 
+    def choose(self, stream: Stream) -> None:
+        """Sends this thread's work on the device to a stream from now on; the current device stays what it is."""
+        with self.as_current():
+            self._module.set_stream(stream)
+
     def as_current(self) -> AbstractContextManager[object]:
         """Makes the device the one that this thread's launches go to for a while."""
         context: AbstractContextManager[object] = self._module.device(self.device)
@@ -292,6 +300,10 @@ class SimAccelerator(StreamAccelerator):
     has_host_kernels = True
     runs_triton = False
     probe_bytes = 256
+
+    def as_current(self) -> AbstractContextManager[object]:
+        """Does nothing: no simulated device is the current one."""
+        return nullcontext()
 
     def _empty_pinned(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         made: torch.Tensor = self._module.empty_pinned(size, stride, dtype)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 
 import torch
 
@@ -211,19 +210,32 @@ def _send(
     Memory that it lands in may have been another value's until now: the copy is after the target's current stream too.
     """
     side_here, side_there = here.side_stream(("to", there.device)), there.side_stream(("from", here.device))
-    here.wait(side_here, here.record(here.current_stream()))
+    from_now, to_now = here.current_stream(), there.current_stream()
+    here.wait(side_here, here.record(from_now))
     there.wait(side_there, before)
     if into is not None:
-        there.wait(side_there, there.record(there.current_stream()))
-    with ExitStack() as streams:
-        streams.enter_context(here.use(side_here))
-        streams.enter_context(there.use(side_there))
-        here.keep(value, side_here)  # before the copy is launched: an interrupt behind it frees both
-        if into is not None:
-            there.keep(into, side_there)
-        arrived = _copy(value, here, there) if into is None else into.copy_(value, non_blocking=_may_lag(here, there))
-        done = there.record(side_there) if there.has_streams else here.record(side_here)
+        there.wait(side_there, there.record(to_now))
+    try:
+        with here.use(side_here), there.use(side_there):
+            here.keep(value, side_here)  # before the copy is launched: an interrupt behind it frees both
+            if into is not None:
+                there.keep(into, side_there)
+            arrived = _copied(value, here, there, into)
+            done = there.record(side_there) if there.has_streams else here.record(side_here)
+    except (
+        BaseException
+    ):  # an interrupt may come within what leaves a stream, which is in use then for all that follows
+        here.choose(from_now)
+        there.choose(to_now)
+        raise
     return Arrival(arrived, there, done)
+
+
+def _copied(value: torch.Tensor, here: Accelerator, there: Accelerator, into: torch.Tensor | None) -> torch.Tensor:
+    """Copies a value into memory that is there, or of its own."""
+    if into is None:
+        return _copy(value, here, there)
+    return into.copy_(value, non_blocking=_may_lag(here, there))
 
 
 def _bounce(value: torch.Tensor, here: Accelerator, there: Accelerator, into: torch.Tensor | None = None) -> Arrival:

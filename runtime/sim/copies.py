@@ -116,12 +116,12 @@ def _order(func: OpOverload, source: torch.Tensor, target: torch.Tensor, size: i
     if meets:
         stream.wait_stream(current_stream(target.device))
     stream.launch()
+    if meets:  # before the copy is noted: an interrupt between the two would leave memory that it still uses
+        current_stream(target.device).wait_stream(stream)
     _read(func, source, stream)
     if isinstance(target, SimTensor):
         late = non_blocking and _reads_late(source, target)
         target._buffer.write(stream, func, region_of(target._inner) if _is_part(target) else None, late)
-    if meets:
-        current_stream(target.device).wait_stream(stream)
     if not meets and not non_blocking:
         stream.synchronize()
 

@@ -6,7 +6,7 @@ import torch
 
 from .copies import empty_pinned, host_view, is_pinned
 from .ledger import capacity, device_count, device_of, recent_peak, reset_peak, stats, uncounted
-from .streams import DeviceLike, Event, Stream, current_stream, default_stream, stream, synchronize
+from .streams import DeviceLike, Event, Stream, current_stream, default_stream, set_stream, stream, synchronize
 from .tensor import rewrap
 
 __all__ = [
@@ -14,7 +14,7 @@ __all__ = [
     "empty_pinned", "get_amp_supported_dtype", "get_device_name", "get_rng_state", "host_view", "is_available",
     "is_initialized", "is_pinned", "manual_seed", "manual_seed_all", "max_memory_allocated", "max_memory_reserved",
     "mem_get_info", "memory_allocated", "memory_reserved", "recent_peak", "reset_peak_memory_stats", "rewrap",
-    "set_rng_state", "stream", "synchronize", "uncounted",
+    "set_rng_state", "set_stream", "stream", "synchronize", "uncounted",
 ]  # fmt: skip
 
 

@@ -9,8 +9,7 @@ is a thread's own affair, as on real devices.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -228,19 +227,32 @@ def default_stream(device: DeviceLike = None) -> Stream:
         return _defaults[index]
 
 
-@contextmanager
-def stream(chosen: Stream | None) -> Iterator[None]:
-    """Sends this thread's operations on the stream's device to it; None changes nothing."""
-    if chosen is None:
-        yield
-        return
-    index, streams = chosen.device.index, _chosen.streams
-    before = streams.get(index)
-    streams[index] = chosen
-    try:
-        yield
-    finally:
-        streams[index] = before or default_stream(index)
+class StreamContext:
+    """Sends this thread's operations on a stream's device to it in a ``with`` statement; None changes nothing."""
+
+    __slots__ = ("_before", "_chosen")
+
+    def __init__(self, chosen: Stream | None) -> None:
+        self._before, self._chosen = chosen, chosen
+
+    def __enter__(self) -> None:
+        if self._chosen is not None:
+            self._before = current_stream(self._chosen.device)
+            set_stream(self._chosen)
+
+    def __exit__(self, *_: object) -> None:
+        set_stream(self._before)
+
+
+def stream(chosen: Stream | None) -> StreamContext:
+    """Sends this thread's operations on the stream's device to it for a while; None changes nothing."""
+    return StreamContext(chosen)
+
+
+def set_stream(chosen: Stream | None) -> None:
+    """Sends this thread's operations on the stream's device to it from now on; None changes nothing."""
+    if chosen is not None:
+        _chosen.streams[chosen.device.index] = chosen
 
 
 def synchronize(device: DeviceLike = None) -> None:

@@ -9,6 +9,7 @@ import pytest
 from testbed.gpu import accelerators, groups
 from testbed.gpu_checks import CHECKS
 from testbed.gpu_mode_checks import MODE_CHECKS, NotAsked
+from testbed.gpu_thread_checks import THREAD_CHECKS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
@@ -20,7 +21,7 @@ def test_it_holds(check: Callable[[Sequence[str]], str], cards: Sequence[str]) -
 
 
 @pytest.mark.parametrize("cards", groups(accelerators()), ids=" and ".join)
-@pytest.mark.parametrize("check", MODE_CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", [*MODE_CHECKS, *THREAD_CHECKS], ids=lambda check: check.__name__)
 def test_it_holds_where_devices_compute_together(check: Callable[[Sequence[str]], str], cards: Sequence[str]) -> None:
     try:
         print(check(cards))

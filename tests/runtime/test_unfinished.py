@@ -164,6 +164,21 @@ def test_c_code_that_looks_at_its_memory_is_refused() -> None:
         torch.utils.dlpack.to_dlpack(one)
 
 
+@pytest.mark.parametrize("device", ["cpu", "sim:0", "meta"])
+@pytest.mark.parametrize("is_parameter", [False, True])
+def test_no_other_tensor_takes_it_for_its_data(device: str, is_parameter: bool) -> None:
+    sim.enable()
+    there = torch.randn(3, device=device)
+    one, _ = made(there.clone())
+    plain = torch.nn.Parameter(there) if is_parameter else there
+    with pytest.raises(RuntimeError, match="incompatible tensor type"):
+        plain.data = one
+    assert plain.shape == (3,)
+    plain.data = finished(one)
+    if device != "meta":
+        assert torch.equal(plain.detach().cpu(), one.cpu())
+
+
 def test_an_error_is_raised_each_time_it_is_read() -> None:
     def fail() -> torch.Tensor:
         raise ValueError("no result")

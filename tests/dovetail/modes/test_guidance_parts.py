@@ -22,9 +22,10 @@ from dovetail.runtime.devices.accelerator import accelerator_of
 from dovetail.runtime.executor import Executor
 from dovetail.runtime.launching import Launched
 from dovetail.runtime.unfinished import Unfinished
-from testbed.pipelines.every_pipeline import EVERY_PIPELINE
+from testbed.guidance import guided
+from testbed.guidance import painted as painted_on_two
 from testbed.pipelines.tiny_pipelines import flux, paint
-from tests.cases import drawn
+from tests.cases import drawn, slow_but
 
 ROOM = 2**33
 GUIDED = ("flux", "wan", "qwen", "hunyuan_video")
@@ -38,12 +39,6 @@ def nothing_left() -> Iterator[None]:
     sim.enable(dict.fromkeys(range(3), ROOM))
     yield
     assert not [one for one in threading.enumerate() if one.name.startswith("launched")]
-
-
-def guided(name: str) -> tuple[Any, dict[str, Any]]:
-    """A tiny pipeline, and a call of it with guidance in calls of their own."""
-    pipe, call = EVERY_PIPELINE[name]()
-    return pipe, {**call, "negative_prompt": "grey", **({} if name == "wan" else {"true_cfg_scale": 2.0})}
 
 
 Painted = tuple[Any, dict[str, Any], torch.Tensor]
@@ -123,6 +118,16 @@ def test_guided_pipelines_have_eager_s_bits_and_the_peaks_of_their_plans(name: s
         assert sim.stats(1).peak - before[1] == peaks["sim1"]
         assert peaks["sim0"] * 0.98 <= sim.stats(0).peak - before[0] <= peaks["sim0"]
     check_overlap(clocks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["wan", "qwen", "sdxl"])
+def test_devices_with_a_part_of_guidance_each_do_almost_twice_as_much(name: str) -> None:
+    found = painted_on_two(name)
+    assert found.factor > 1.9, str(found)
+    assert found.takes_turns == (name != "sdxl")
+    assert found.is_equal or not found.takes_turns
+    assert found.off < 1e-5
 
 
 def test_both_devices_have_the_whole_denoiser_and_are_in_the_plan(
@@ -399,6 +404,38 @@ def test_a_plan_says_why_parts_run_one_after_another(painted: Painted, more: dic
     assert any(line.startswith(told) for line in account.remarks())
 
 
+WITHOUT_A_MODE: dict[str, dict[str, Any]] = {
+    "by layers": {"backend": BACKEND},
+    "in shares": {"backend": BACKEND, "tensor_split": "diffusion=3:1"},
+    "of three devices": {"backend": "diffusion=sim0&sim1&sim2,te=sim0,vae=sim1"},
+    "weights elsewhere": {"backend": BACKEND, "params_backend": "diffusion=cpu"},
+    "within budgets": {"backend": BACKEND, "max_vram": "sim0=300KiB,sim1=300KiB"},
+    "in chunks": {"backend": BACKEND, "chunk": "diffusion=2"},
+    "in micro-batches": {"backend": BACKEND, "micro_batches": "diffusion=2"},
+    "devices left open": {},
+    "open, with little room": {"rig": "sim0=400KiB,sim1=400KiB,cpu=8GiB"},
+}
+
+
+@pytest.mark.parametrize("name", slow_but(("by layers", "weights elsewhere", "devices left open"), WITHOUT_A_MODE))
+def test_without_a_mode_each_weight_is_on_one_device_so_that_no_calls_can_take_turns(name: str) -> None:
+    _, call, _ = plain()
+    pipe, _ = flux()
+    dry = DryPipeline(pipe, {"rig": "sim0=1GiB,sim1=1GiB,sim2=1GiB,cpu=8GiB", **WITHOUT_A_MODE[name]})
+    try:
+        plan = dry(**call)
+        parameters = {path for path, _ in pipe.transformer.named_parameters()}
+    finally:
+        dry.undo()
+    of_each: dict[str, set[str]] = {}
+    for one in (one for one in plan.calls if one.component == "transformer"):
+        for piece in one.pieces:
+            of_each.setdefault(piece.name, set()).add(str(piece.device))
+    assert parameters & of_each.keys()
+    assert all(len(of_each[path]) == 1 for path in parameters & of_each.keys())
+    assert not any(plan.turns)
+
+
 def test_turns_begin_again_with_each_reading() -> None:
     rotation = Rotation()
     assert [rotation.take() for _ in range(3)] == [0, 1, 2]
@@ -420,7 +457,8 @@ def test_adapters_that_are_exchanged_are_those_of_each_part() -> None:
     for name in "ab":
         pipe.transformer.set_adapters([name], [1.0])
         eager[name] = paint(pipe, call)
-    with dovetail.compile_pipeline(pipe, BACKEND, split_mode=BATCH).dovetail:
+    with dovetail.compile_pipeline(pipe, BACKEND, split_mode=BATCH).dovetail as handle:
         for name in "aba":
             pipe.transformer.set_adapters([name], [1.0])
+            handle.prepare(**call)
             assert torch.equal(paint(pipe, call).cpu(), eager[name])

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from dovetail.runtime import launching
+from dovetail.runtime.devices.accelerator import accelerator_of
+from dovetail.runtime.devices.transfers import Arrival
 from dovetail.runtime.quantized import kernels
-from testbed import gpu, gpu_checks, gpu_mode_checks
+from testbed import gpu, gpu_checks, gpu_mode_checks, gpu_thread_checks
 
 pytestmark = pytest.mark.usefixtures("sim_devices")
 
@@ -37,7 +40,7 @@ def test_bits_of_a_layer_split_are_compared_with_eager(monkeypatch: pytest.Monke
 
 
 def test_copies_between_cards_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "2 pairs, 6 values each: direct" in gpu_mode_checks.peer_copies(["sim0", "sim1"])
+    assert "2 pairs, 7 values each: direct" in gpu_mode_checks.peer_copies(["sim0", "sim1"])
     right = gpu_mode_checks.start_copy
     monkeypatch.setattr(gpu_mode_checks, "start_copy", lambda value, *more, **into: right(value * 2, *more, **into))
     with pytest.raises(AssertionError, match="from sim:0 to sim:1"):
@@ -61,7 +64,7 @@ def test_micro_batches_are_compared_with_one_picture_after_the_other(monkeypatch
 
 
 def test_what_takes_two_cards_is_not_asked_of_one() -> None:
-    for check in gpu_mode_checks.MODE_CHECKS[1:]:
+    for check in (*gpu_mode_checks.MODE_CHECKS[1:], *gpu_thread_checks.THREAD_CHECKS[1:]):
         with pytest.raises(gpu_mode_checks.NotAsked, match=r"takes? two, and sim0 is alone"):
             check(["sim0"])
 
@@ -72,6 +75,29 @@ def test_bits_of_devices_together_are_compared_with_float64(monkeypatch: pytest.
     monkeypatch.setattr(gpu_mode_checks, "result", lambda *given: right(*given) + 1e-5)
     with pytest.raises(AssertionError, match=r"error .*one card's"):
         gpu_mode_checks.near_float64("tensor", ["sim0", "sim1"])
+
+
+def test_bits_of_threads_that_are_delayed_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_thread_checks, "TOGETHER", ("sequence",))
+    assert "sequence, micro-batches: 2 threads" in gpu_thread_checks.threads(["sim0", "sim1"], 2)
+    monkeypatch.setattr(gpu_thread_checks, "_late", lambda chance, seen: lambda device, at, step: step)
+    with pytest.raises(AssertionError, match="0 threads issue to 2 devices"):
+        gpu_thread_checks.threads(["sim0", "sim1"], 2)
+
+
+def test_an_error_in_a_thread_is_to_reach_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_thread_checks, "TOGETHER", ("sequence",))
+    assert "an error on each device" in gpu_thread_checks.errors_in_threads(["sim0", "sim1"])
+    monkeypatch.setattr(gpu_thread_checks, "_failing", lambda where, device, at, step: step)
+    with pytest.raises(AssertionError, match="an error on sim0 is raised nowhere"):
+        gpu_thread_checks.errors_in_threads(["sim0", "sim1"])
+
+
+def test_inputs_of_launched_calls_are_copied_when_they_are_launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "2 times two calls on sim0" in gpu_thread_checks.launched_calls(["sim0"], 2)
+    monkeypatch.setattr(launching, "start_snapshot", lambda value, device: Arrival(value, accelerator_of(device)))
+    with pytest.raises(Exception, match=r"is another one|still uses"):
+        gpu_thread_checks.launched_calls(["sim0"], 2)
 
 
 @pytest.mark.slow
@@ -106,9 +132,10 @@ def test_everything_holds_on_simulated_devices(
     monkeypatch.setattr(gpu, "groups", lambda names: [names])
     assert gpu.main([*cards, "--calls", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    several = (check for check in gpu_mode_checks.MODE_CHECKS if check is not gpu_mode_checks.parts_of_kernels)
-    skipped = set() if len(cards) > 1 else {check.__name__ for check in several}
-    names = [check.__name__ for check in (*gpu_checks.CHECKS, *gpu_mode_checks.MODE_CHECKS)]
+    checks = (*gpu_checks.CHECKS, *gpu_mode_checks.MODE_CHECKS, *gpu_thread_checks.THREAD_CHECKS)
+    several = {one.__name__ for one in (*gpu_mode_checks.MODE_CHECKS[1:], *gpu_thread_checks.THREAD_CHECKS[1:])}
+    skipped = set() if len(cards) > 1 else several
+    names = [check.__name__ for check in checks]
     assert [line.split()[:2] for line in lines[1:]] == [["skips" if one in skipped else "holds", one] for one in names]
 
 

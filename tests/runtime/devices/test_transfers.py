@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import itertools
 import logging
+import sys
+from collections.abc import Callable
+from types import FrameType
 
 import pytest
 import torch
@@ -11,6 +15,7 @@ from dovetail.runtime import sim
 from dovetail.runtime.devices import transfers
 from dovetail.runtime.devices.accelerator import Accelerator, SimAccelerator, accelerator_of
 from dovetail.runtime.devices.transfers import fence, start_copy
+from dovetail.runtime.sim import streams
 
 sim.enable()
 SIM0, SIM1, CPU = torch.device("sim", 0), torch.device("sim", 1), torch.device("cpu")
@@ -304,3 +309,51 @@ def test_the_host_waits_for_a_copy_of_a_device_that_has_no_streams(copy, monkeyp
     copy(torch.ones(4).as_subclass(Copied), torch.zeros(4).as_subclass(Copied))
     assert Copied.waited
     assert all(Copied.waited)
+
+
+def interrupted_at(number: int, call: Callable[[], object]) -> BaseException | None:
+    """The interrupt of a call that comes at the so-manieth of the moments at which one may; None where it has fewer.
+
+    These are the beginning of each function of Python, and the end of each of C.
+    """
+    left = [number]
+
+    def look(frame: FrameType, event: str, _: object) -> None:
+        left[0] -= event in ("call", "c_return") and "dovetail" in frame.f_globals.get("__name__", "")
+        if left[0] == 0:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    before = sys.getprofile()
+    try:
+        sys.setprofile(look)
+        call()
+    except KeyboardInterrupt as error:
+        return error
+    finally:
+        sys.setprofile(before)
+    return None
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # where an interrupt meets a sweep
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("is_into", [False, True])
+def test_an_interrupt_anywhere_in_a_copy_leaves_streams_as_they_were_and_no_race(is_into: bool, is_kept: bool) -> None:
+    value = torch.arange(12.0).reshape(3, 4)
+    sent, place = value.to(SIM0), torch.zeros(3, 4, device=SIM1)
+
+    def send() -> torch.Tensor:
+        return start_copy(sent * 1, SIM1, into=place if is_into else None).wait()
+
+    send()
+    before = [streams.current_stream(index) for index in range(2)]
+    for number in itertools.count(1):
+        error = interrupted_at(number, send)
+        was_interrupted = error is not None
+        error = error if is_kept else None  # it holds what the call held
+        assert [streams.current_stream(index) for index in range(2)] == before, number
+        for _ in range(2):
+            assert torch.equal((send() + 1).cpu(), value + 1), number
+        if not was_interrupted:
+            break
+    assert number > 50
