@@ -32,6 +32,14 @@ _LONG = 8
 """A table of slow cases with more than these runs to a third where some are drawn, others to a half."""
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Counts every other one of the tests that are marked `half` as slow, as the seed of the run draws them."""
+    if item.get_closest_marker("half") is None or os.environ.get("DOVETAIL_TEST_CASES") == "all":
+        return
+    if random.Random(f"{os.environ['DOVETAIL_TEST_SEED']} {item.nodeid}").random() < 0.5:
+        item.add_marker(pytest.mark.slow)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves out cases as the seed of the run draws them; none where DOVETAIL_TEST_CASES=all.

@@ -86,6 +86,7 @@ def test_weights_are_spread_over_the_devices_block_by_block() -> None:
     assert [sim.stats(index).in_use - one for index, one in enumerate(before)] == [nbytes(model) // 2] * 2
 
 
+@pytest.mark.half
 @torch.no_grad()
 @pytest.mark.parametrize("breaks", [False, True])
 def test_weights_are_on_a_device_once_for_all_graphs_and_sizes(breaks: bool) -> None:
@@ -139,6 +140,7 @@ def test_operations_are_known_by_their_modules_and_lines_in_the_model() -> None:
     assert all(Path(__file__).name in origin.source for origin in origins)
 
 
+@pytest.mark.half
 @torch.no_grad()
 def test_sizes_that_were_marked_dynamic_may_be_any() -> None:
     model = Model().eval()
@@ -166,6 +168,7 @@ def test_a_weight_that_is_written_or_replaced_counts_in_the_next_call() -> None:
     assert torch.equal(fast(x), model(x))
 
 
+@pytest.mark.half
 @torch.no_grad()
 def test_a_weight_with_other_data_counts_in_the_next_call_of_each_size() -> None:
     model, sizes = Model().eval(), [torch.randn(batch, 8) for batch in (2, 3)]

@@ -25,7 +25,7 @@ from tests.cases import drawn
 from .test_arrange import Early
 from .test_shared import Chooser, shared
 
-MOST = 5
+MOST = 3
 """So many places are broken in each way."""
 SUBJECTS = drawn(["transformer", "transformer, sent early", "unet", "decoder in space"], 2)
 

@@ -187,6 +187,7 @@ def test_states_that_were_solved_run_as_programs(name: str, seed: int) -> None:
     expect_sound(module, call, program)
 
 
+@pytest.mark.half
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["WanTransformer3DModel", "LTXVideoTransformer3DModel"])
 def test_programs_with_norms_over_all_heads_run_without_gathering_these(name: str) -> None:

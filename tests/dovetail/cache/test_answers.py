@@ -61,7 +61,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     return found
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "words", [("plan",), ("explain",), ("show",), ("show", "--as", "svg"), ("show", "--full")], ids=" ".join
 )
@@ -283,6 +283,7 @@ def restored_levels() -> object:
     logger.setLevel(level)
 
 
+@pytest.mark.half
 def test_warnings_are_repeated(
     cache: Path, model: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

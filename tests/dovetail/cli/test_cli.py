@@ -119,6 +119,7 @@ def test_env_tells_versions_and_devices() -> None:
     assert "torch" in done("env")
 
 
+@pytest.mark.half
 def test_passes_are_listed_in_a_text_that_passes_takes() -> None:
     usual = data("passes")["usual"]
     assert usual.startswith("simplify,quantize,blocks,")
@@ -207,6 +208,7 @@ def test_compile_writes_a_plan_for_each_call_of_a_component(plans: Path) -> None
     assert not [path for path in plans.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.half
 def test_compile_names_the_files_of_plans_whole(tmp_path: Path) -> None:
     folder = tmp_path / ("a_long_name_of_a_folder_" * 4)
     lines = done("compile", "--backend", "sim0", "-o", str(folder)).splitlines()
@@ -244,6 +246,7 @@ def test_show_prints_the_full_text_form_when_asked(plans: Path) -> None:
     assert "@sim1 #1" in shown
 
 
+@pytest.mark.half
 def test_show_draws_devices_as_boxes_and_bytes_on_arrows() -> None:
     drawn = done("show", "--backend", SPLIT, "--format", "mermaid")
     assert drawn.startswith("flowchart LR\n")
@@ -342,6 +345,7 @@ def test_a_closed_pipe_is_not_an_error(plans: Path) -> None:
     assert process.wait() == 0
 
 
+@pytest.mark.half
 @pytest.mark.parametrize(
     ("sent", "word", "code"),
     slow_but({INTERRUPT}, [INTERRUPT, ("SIGTERM", "terminated", 143), ("SIGHUP", "hung up", 129)]),

@@ -158,6 +158,7 @@ def test_a_shape_that_cannot_be_traced_does_not_condemn_another_one() -> None:
     assert all(f"sim{dict(module.named_parameters())[name].device.index}" == home for name, home in homes.items())
 
 
+@pytest.mark.half
 def test_what_cannot_be_traced_is_not_traced_again_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     module, _, _ = _net("all numpy")
     component = _split(module)
@@ -169,6 +170,7 @@ def test_what_cannot_be_traced_is_not_traced_again_at_each_call(monkeypatch: pyt
     assert Counter(tried) == Counter(dict.fromkeys(("forward", *(f"blocks.{index}" for index in range(6))), 3))
 
 
+@pytest.mark.half
 def test_it_is_said_once_what_could_not_be_traced_and_what_it_costs(caplog: pytest.LogCaptureFixture) -> None:
     module, x, _ = _net()
     component = _split(module)
@@ -299,6 +301,7 @@ def test_a_device_map_places_the_parts() -> None:
     assert devices == ["sim0", "sim0", "sim0", "sim1", "sim2", "sim2", "sim0 & sim1", "sim0", "sim2"]
 
 
+@pytest.mark.half
 def test_weights_of_files_are_read_for_the_parts(tmp_path: Path) -> None:
     module, x, eager = _net()
     save_file({name: tensor.clone() for name, tensor in module.state_dict().items()}, tmp_path / "net.safetensors")
@@ -403,6 +406,7 @@ def test_a_call_that_the_module_refuses_is_an_error_of_tracing_that_says_what_it
         dovetail.compile(module, (x[..., :3],), backend="sim0&sim1")
 
 
+@pytest.mark.half
 def test_rows_are_not_split_by_parts_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
     module, x, eager = _net()
     with caplog.at_level(logging.WARNING, "dovetail"):
@@ -422,6 +426,7 @@ def _prompted(embeds: Any, prompt: torch.Tensor, **more: Any) -> torch.Tensor:
     return made
 
 
+@pytest.mark.half
 @pytest.mark.parametrize("backend", slow_but(["sim0&sim1"], ["sim0", "sim0&sim1", "sim0&sim1&sim2"]))
 def test_generating_text_over_several_devices_makes_the_tokens_of_eager_and_compiles_nothing(backend: str) -> None:
     torch.manual_seed(0)

@@ -138,6 +138,7 @@ def test_a_part_that_is_put_back_answers_again(kind: type[Block]) -> None:
     assert torch.equal(compiled(x), before)
 
 
+@pytest.mark.half
 def test_weights_of_parts_that_nobody_has_any_more_leave_their_device() -> None:
     _, compiled, x = _made(Numpy, "one device")
     compiled(x)

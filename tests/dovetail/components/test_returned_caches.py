@@ -21,6 +21,7 @@ def model() -> transformers.LlamaModel:
     return transformers.LlamaModel(transformers.LlamaConfig(**config)).eval()
 
 
+@pytest.mark.half
 def test_a_cache_that_is_asked_for_lies_where_the_first_tensor_of_the_call_lay(model: transformers.LlamaModel) -> None:
     call = {**CASES["LlamaModel"].call(1, 0), "use_cache": True}
     with torch.no_grad():

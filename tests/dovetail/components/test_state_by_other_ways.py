@@ -198,6 +198,7 @@ class Keeping(Block):
         return torch.relu(x) * float(self.slotted.note() + self.counts[0])
 
 
+@pytest.mark.half
 def test_what_attributes_without_a_dictionary_and_arrays_of_a_module_count_is_as_in_eager() -> None:
     eager, pipe, x = compiled_pair(Keeping)
     with torch.no_grad():

@@ -117,6 +117,7 @@ def test_a_module_that_torchao_quantized_is_compiled_by_itself_too() -> None:
     assert torch.equal(dovetail.compile(module, (X,), backend="sim0&sim1")(X), module(X))
 
 
+@pytest.mark.half
 def test_a_pipeline_that_torchao_quantized_is_planned_without_its_weights_and_gives_the_picture_of_eager() -> None:
     pipe = FluxPipeline.from_pretrained(demo.folder(), torch_dtype=torch.float32)
     pipe.set_progress_bar_config(disable=True)

@@ -59,6 +59,7 @@ def test_a_pipeline_without_a_backend_runs_where_the_search_says(rig: str, expec
     assert all(peak <= decision.budgets.devices[device] for device, peak in decision.plan.peak.items())
 
 
+@pytest.mark.half
 def test_on_the_host_alone_weights_rest_in_their_files_where_they_do_not_fit(expected: torch.Tensor) -> None:
     whole, tight = opened("cpu=1GiB"), opened("cpu=26MiB")  # of 27.4 MiB of weights
     assert torch.equal(paint(whole), expected)
@@ -67,6 +68,7 @@ def test_on_the_host_alone_weights_rest_in_their_files_where_they_do_not_fit(exp
     assert Residency.DISK in {one.view.residency for one in tight.dovetail.components.values()}
 
 
+@pytest.mark.half
 def test_no_budget_is_exceeded_while_it_runs(expected: torch.Tensor) -> None:
     pipe = opened("sim0=64MiB,sim1=64MiB,cpu=3GiB", max_vram="sim0=14MiB,sim1=24MiB")
     for device in (SIM0, SIM1):
@@ -76,6 +78,7 @@ def test_no_budget_is_exceeded_while_it_runs(expected: torch.Tensor) -> None:
     assert sim.max_memory_allocated(SIM1.torch) <= 24 * 2**20
 
 
+@pytest.mark.half
 def test_the_line_of_a_plan_asks_for_the_same(expected: torch.Tensor) -> None:
     rig = "sim0=20MiB,sim1=16MiB,cpu=2500MiB"
     planned = searched(rig)
@@ -87,6 +90,7 @@ def test_the_line_of_a_plan_asks_for_the_same(expected: torch.Tensor) -> None:
         assert pipe.dovetail.components[name].devices == component.devices
 
 
+@pytest.mark.half
 def test_the_second_call_searches_nothing() -> None:
     pipe = opened("sim0=1GiB,sim1=1GiB")
     paint(pipe)
@@ -103,12 +107,14 @@ def test_what_was_said_of_one_component_is_kept_to() -> None:
     assert {one.devices for one in plan.components if one.role != "te"} == {(SIM0,)}
 
 
+@pytest.mark.half
 def test_with_only_the_host_nothing_is_searched(expected: torch.Tensor) -> None:
     pipe = opened("cpu=8GiB")
     assert torch.equal(paint(pipe), expected)
     assert pipe.dovetail.decision is None
 
 
+@pytest.mark.half
 def test_a_refusal_comes_before_anything_is_read_and_names_what_fits() -> None:
     pipe = opened("sim0=1GiB,cpu=3GiB", backend="diffusion=sim0", max_vram="sim0=1MiB")
     with pytest.raises(DoesNotFitError) as caught:
@@ -180,6 +186,7 @@ def test_what_is_split_as_was_asked_is_streamed_where_the_rest_is_left_open(how:
     assert settings.get("--split-mode", "") == how.get("split_mode", "")
 
 
+@pytest.mark.half
 def test_devices_that_were_named_and_get_nothing_have_no_share() -> None:
     """Its weights fit on no device alone and are streamed; there are more devices than blocks."""
     pipe, call = tiny_pipelines.flux()

@@ -153,6 +153,7 @@ def test_both_devices_have_the_whole_denoiser_and_are_in_the_plan(
     assert told[1:] in pipe.dovetail.explain(**call)
 
 
+@pytest.mark.half
 def test_devices_are_found_whose_calls_take_turns(painted: Painted) -> None:
     _, call, _ = painted
     pipe, _ = flux()

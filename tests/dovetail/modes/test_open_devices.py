@@ -94,6 +94,7 @@ def test_shares_that_are_given_say_how_many_devices_there_are() -> None:
     assert settings["--tensor-split"] == "diffusion=3:1"
 
 
+@pytest.mark.half
 def test_what_cannot_be_split_so_says_why_and_changes_no_bit(caplog: pytest.LogCaptureFixture) -> None:
     made, call = flux()
     expected = paint(made, call)
@@ -105,6 +106,7 @@ def test_what_cannot_be_split_so_says_why_and_changes_no_bit(caplog: pytest.LogC
     assert "transformer cannot be split by batch, for the inputs are of one picture" in caplog.text
 
 
+@pytest.mark.half
 def test_one_card_is_not_enough_and_this_is_said(caplog: pytest.LogCaptureFixture) -> None:
     pipe, call = flux()
     with caplog.at_level(logging.WARNING):

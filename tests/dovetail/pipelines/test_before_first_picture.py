@@ -107,6 +107,7 @@ def test_a_pipeline_may_compute_with_a_components_own_parameters(
     assert torch.equal(embed(pipe), expected)
 
 
+@pytest.mark.half
 def test_an_adapter_is_added_before_the_first_picture(tmp_path: Path) -> None:
     eager, call = tiny_pipelines.flux()
     eager.save_pretrained(tmp_path)

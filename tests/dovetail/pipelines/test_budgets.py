@@ -144,6 +144,7 @@ def test_a_call_that_comes_in_other_strides_than_were_planned_keeps_the_budget(p
     pipe.dovetail.undo()
 
 
+@pytest.mark.half
 def test_preparing_keeps_the_budget_though_each_component_would_fill_it() -> None:
     pipe, call = EVERY_PIPELINE["flux"]()
     budget = int(0.3 * bytes_of(pipe))

@@ -78,6 +78,7 @@ def test_the_picture_is_that_of_the_new_component_and_the_old_one_is_as_it_was(
     assert torch.equal(paint(pipe, call), second)
 
 
+@pytest.mark.half
 def test_what_takes_the_place_of_nothing_is_compiled_and_what_is_taken_out_is_freed() -> None:
     pipe, call = tiny_pipelines.sd()
     expected, vae = paint(pipe, call), copy.deepcopy(pipe.vae)
@@ -107,6 +108,7 @@ def test_what_takes_the_place_of_nothing_is_compiled_and_what_is_taken_out_is_fr
         gc.enable()
 
 
+@pytest.mark.half
 def test_a_refused_exchange_changes_nothing() -> None:
     pipe, call = tiny_pipelines.sd()
     expected = paint(pipe, call)

@@ -36,6 +36,7 @@ def in_use() -> list[int]:
     return [sim.stats(index).in_use for index in range(4)]
 
 
+@pytest.mark.half
 @pytest.mark.usefixtures("no_gc")
 @pytest.mark.parametrize("rests", slow_but(["cpu"], ["", "cpu"]))
 def test_undoing_and_dropping_free_the_devices_at_once(rests: str) -> None:
@@ -51,6 +52,7 @@ def test_undoing_and_dropping_free_the_devices_at_once(rests: str) -> None:
     assert in_use() == before
 
 
+@pytest.mark.half
 @pytest.mark.usefixtures("no_gc")
 def test_components_go_on_working_when_their_pipeline_is_gone() -> None:
     pipe, _ = tiny_pipelines.sd()
@@ -112,6 +114,7 @@ def _is_interrupted(pipe: Any, call: dict[str, Any]) -> bool:
     return False
 
 
+@pytest.mark.half
 @pytest.mark.usefixtures("no_gc")
 @pytest.mark.parametrize("count", [8, pytest.param(40, marks=pytest.mark.slow)])
 def test_an_interrupt_at_any_moment_leaves_nothing_staged(count: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,7 @@ def test_a_loaded_pipeline_paints_the_picture_of_the_saved_one(name: str, tmp_pa
     assert torch.equal(paint(dovetail.load_pipeline(tmp_path, SPREAD), call).cpu(), eager)
 
 
+@pytest.mark.half
 def test_loading_reads_nothing_and_each_weight_goes_straight_to_its_device(flux: Path) -> None:
     _, call = tiny_pipelines.flux()
     pipe = dovetail.load_pipeline(flux, SPREAD)
@@ -107,6 +108,7 @@ def test_loading_reads_nothing_and_each_weight_goes_straight_to_its_device(flux:
     assert not any(map(has_numbers, pipe.vae.encoder.parameters()))
 
 
+@pytest.mark.half
 def test_where_a_pipeline_computes_is_known_before_its_first_call_and_a_component_comes_there_in_it(flux: Path) -> None:
     pipe = dovetail.load_pipeline(flux, SPREAD)
     assert pipe._execution_device == torch.device("sim", 0)

@@ -46,6 +46,7 @@ def eager() -> tuple[Any, dict[str, Any], torch.Tensor]:
     return pipe, call, paint(pipe, call)
 
 
+@pytest.mark.half
 def test_what_others_do_to_move_components_is_refused_in_one_sentence(eager: Any) -> None:
     pipe, call, expected = eager
     dovetail.compile_pipeline(pipe, SPREAD)

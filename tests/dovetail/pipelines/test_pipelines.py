@@ -85,6 +85,7 @@ def test_other_kinds_of_output_are_the_same_too(output_type: str) -> None:
     assert torch.equal(torch.as_tensor(paint(pipe, call, output_type)).cpu(), torch.as_tensor(eager))
 
 
+@pytest.mark.half
 def test_a_new_size_compiles_once_more_and_a_known_one_does_not() -> None:
     pipe, call = tiny_pipelines.sd()
     larger = {**call, "height": 32}
@@ -111,6 +112,7 @@ def test_weights_live_once_whatever_the_number_of_sizes() -> None:
         assert placed + held(pipe, "cpu") == total == held(pipe)
 
 
+@pytest.mark.half
 @pytest.mark.parametrize("name", ["flux", pytest.param("qwen", marks=SLOW)])
 def test_a_pipeline_that_nobody_holds_leaves_nothing_on_its_devices(name: str) -> None:
     def paint_and_forget() -> None:
@@ -393,6 +395,7 @@ def _moody() -> Any:
     return pipe, call
 
 
+@pytest.mark.half
 def test_what_cannot_be_traced_is_compiled_by_its_parts_on_one_device_too(caplog: pytest.LogCaptureFixture) -> None:
     pipe, call = _moody()
     eager = paint(pipe, call)
@@ -406,6 +409,7 @@ def test_what_cannot_be_traced_is_compiled_by_its_parts_on_one_device_too(caplog
     assert "cross" not in said[0]
 
 
+@pytest.mark.half
 def test_what_cannot_be_traced_is_split_by_its_parts_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     pipe, call = _moody()
     eager = paint(pipe, call)

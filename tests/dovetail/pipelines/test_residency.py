@@ -135,6 +135,7 @@ def test_the_text_encoders_are_gone_before_sampling_starts(
     assert next(nbytes for name, nbytes in seen if name == "T5EncoderModel") > weights // 2
 
 
+@pytest.mark.half
 def test_one_phase_sends_weights_once_whatever_the_number_of_steps() -> None:
     pipe, call = tiny_pipelines.flux()
     dovetail.compile_pipeline(pipe, APART, params_backend="diffusion=cpu")

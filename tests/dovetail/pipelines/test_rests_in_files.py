@@ -14,6 +14,7 @@ from testbed.pipelines import tiny_pipelines
 from testbed.pipelines.tiny_pipelines import paint
 
 
+@pytest.mark.half
 @pytest.mark.parametrize("backend", ["cpu", pytest.param(None, marks=pytest.mark.slow)])
 def test_the_picture_is_the_same_and_all_that_was_read_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str | None

@@ -140,6 +140,7 @@ def test_an_optimizer_that_was_made_before_the_first_picture_trains_what_is_pain
     assert all(torch.equal(one, other.cpu()) for one, other in zip(found[:2], found[2:], strict=True))
 
 
+@pytest.mark.half
 def test_weights_that_are_given_other_strides_or_numbers_all_at_once_are_the_same_objects(folder: Path) -> None:
     eager = diffusers.StableDiffusionPipeline.from_pretrained(folder)
     pipe = dovetail.load_pipeline(folder, "sim0")
@@ -153,6 +154,7 @@ def test_weights_that_are_given_other_strides_or_numbers_all_at_once_are_the_sam
     assert torch.equal(*pictures)
 
 
+@pytest.mark.half
 def test_a_weight_that_was_given_other_data_and_saved_is_painted_with(folder: Path, tmp_path: Path) -> None:
     eager = diffusers.StableDiffusionPipeline.from_pretrained(folder)
     pipe = dovetail.load_pipeline(folder, "sim0")
@@ -163,6 +165,7 @@ def test_a_weight_that_was_given_other_data_and_saved_is_painted_with(folder: Pa
     assert torch.equal(paint(pipe, sd()[1]).cpu(), paint(eager, sd()[1]))
 
 
+@pytest.mark.half
 def test_a_component_that_rests_on_disk_and_was_called_is_converted_from_the_next_call_on(folder: Path) -> None:
     """Its inputs are numbers of words, in which nothing shows that it computes in another dtype now."""
     eager: Any = diffusers.DiffusionPipeline.from_pretrained(folder)
@@ -175,6 +178,7 @@ def test_a_component_that_rests_on_disk_and_was_called_is_converted_from_the_nex
             assert torch.equal(pipe.text_encoder(ids)[0].cpu(), eager.text_encoder(ids)[0])
 
 
+@pytest.mark.half
 @pytest.mark.parametrize(("devices", "rests", "split"), slow_but(
     (("sim0&sim1", None, "layer"),),
     [("sim0&sim1", None, "layer"), ("sim0&sim1", None, "row"), ("sim0", "cpu", "layer"), ("cpu", None, "layer")],
@@ -203,6 +207,7 @@ def test_an_optimizer_that_was_made_before_compiling_trains_the_module_after_und
     assert [id(one) for one in pipe.unet.parameters()] == [id(one) for one in before[1][2].param_groups[0]["params"]]
 
 
+@pytest.mark.half
 def test_a_weight_of_one_loaded_pipeline_that_is_put_into_another_is_one_of_both_after_undo(folder: Path) -> None:
     eager = diffusers.StableDiffusionPipeline.from_pretrained(folder)
     pipes = [dovetail.load_pipeline(folder, "sim0"), dovetail.load_pipeline(folder, "sim1", params_backend="disk")]

@@ -213,6 +213,7 @@ class Tabled(Numpy):
         return super().forward(x) * self.table
 
 
+@pytest.mark.half
 def test_where_parameters_rest_is_said_of_parameters_alone() -> None:
     model, x = made(Tabled)
     account = planned(model, x, rig="cuda0=1GiB,cpu=4GiB", backend="cuda0", params_backend="cpu")
@@ -229,6 +230,7 @@ def test_what_has_nothing_but_tables_lacks_no_files() -> None:
     assert ModuleView(nn.Linear(4, 4, device="meta")).lacks_files
 
 
+@pytest.mark.half
 def test_that_parts_are_computed_on_the_host_is_said_in_one_line() -> None:
     model, x = made()
     account = planned(model, x, rig="cuda0=1GiB,cpu=4GiB", backend="cuda0&cpu", tensor_split="1,1")
@@ -236,11 +238,13 @@ def test_that_parts_are_computed_on_the_host_is_said_in_one_line() -> None:
     assert "4 of 10 parts of unet are computed on cpu" in warning
 
 
+@pytest.mark.half
 def test_what_a_call_leaves_in_its_module_decides_which_parts_the_next_one_calls_in_a_plan_too() -> None:
     account = planned(*made(cls=Turning), rig="cuda0=1GiB,cpu=4GiB")
     assert {one.call.title: one.call.times for one in account.parts} == {"unet.first": 2, "unet.last": 2}
 
 
+@pytest.mark.half
 def test_parts_that_are_alike_are_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     traced: list[str] = []
     trace = alike.trace
@@ -269,6 +273,7 @@ def test_parts_whose_lengths_numbers_decide_share_a_program_of_open_sizes() -> N
     assert any(one.program.symbols for call in experts for one in call.programs.values())
 
 
+@pytest.mark.half
 @pytest.mark.parametrize("rig", ["cuda0=1GiB,cuda1=1GiB", "sim0=1GiB,sim1=1GiB"])
 def test_a_module_without_weights_is_compiled_by_its_parts(rig: str) -> None:
     model, x = made()

@@ -73,6 +73,7 @@ def test_a_vae_that_does_not_fit_is_refused_before_a_step(tmp_path: Path, monkey
     assert (steps, len(fetched)) == ([], before)
 
 
+@pytest.mark.half
 @pytest.mark.parametrize("name", slow_but(["sd"], tiny_pipelines.PIPELINES))
 def test_the_picture_is_the_same_with_the_plan_first(name: str, tmp_path: Path) -> None:
     pipe, call = tiny_pipelines.PIPELINES[name]()
@@ -100,12 +101,14 @@ def test_nothing_is_traced_or_lowered_twice(name: str, tmp_path: Path, monkeypat
     programs = {id(one) for some in pipe.dovetail.programs.values() for one in some}
     assert len(plan.calls) == planned[1] == len(programs)
     paint(pipe, call)
+    kinds = pipe.dovetail._planner.planned
     paint(pipe, call)
+    assert pipe.dovetail._planner.planned == kinds
     assert (len(traced), len(lowered)) == planned
     assert {id(one) for some in pipe.dovetail.programs.values() for one in some} == programs
-    assert pipe.dovetail._planner.planned == 1
 
 
+@pytest.mark.half
 def test_a_plan_leaves_no_trace_in_the_pipeline(tmp_path: Path) -> None:
     folder, call = saved("sd", tmp_path)
     pipe = dovetail.load_pipeline(folder, SPREAD, rig="sim0=1GiB,sim1=1GiB,cpu=8GiB")

@@ -79,6 +79,7 @@ def on_device(plan: Generation) -> int:
     return peak
 
 
+@pytest.mark.half
 def test_results_that_come_from_the_host_are_planned_as_they_are_measured() -> None:
     pipe = pipeline()
     dovetail.compile_pipeline(pipe, "te=cpu,sim0", rig=TWICE)

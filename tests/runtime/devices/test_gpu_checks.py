@@ -69,6 +69,7 @@ def test_what_takes_two_cards_is_not_asked_of_one() -> None:
             check(["sim0"])
 
 
+@pytest.mark.half
 def test_bits_of_devices_together_are_compared_with_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "tensor: error" in gpu_mode_checks.near_float64("tensor", ["sim0", "sim1"])
     right = gpu_mode_checks.result
