@@ -91,7 +91,7 @@ def loads_of(members: Mapping[str, Member], calls: Sequence[TracedCall], request
         if not member.weights:
             work = GroupWork(
                 traces[name], partial(prepared, chunks=asked.chunks), request.granted, asked.mode, asked.shares,
-                asked.chunks,
+                asked.chunks, has_short_terms=bool(request.terms_for(name, member.role)),
             )  # fmt: skip
         load = Load(
             name, member.role, member.phase, chain, times, None, member.nbytes, asked, member.in_files,

@@ -53,6 +53,7 @@ class GroupWork:
         shares: weigh the devices of a group in place of their speed; as many as these are, or none.
         chunks: in so many ``prepared`` has wide parts computed.
         is_rough: whether the best recipe is enough, of which nothing better is solved for.
+        has_short_terms: whether terms of float32 sums cross in bfloat16.
     """
 
     calls: Sequence[tuple[Program, float]]
@@ -62,6 +63,7 @@ class GroupWork:
     shares: tuple[float, ...] = ()
     chunks: int = 1
     is_rough: bool = False
+    has_short_terms: bool = False
     _prepared: dict[int, Program] = field(default_factory=dict, repr=False, compare=False)
 
     def over(self, devices: Sequence[Device], room: tuple[int, ...] = ()) -> Work | NotPossible:
@@ -89,17 +91,8 @@ class GroupWork:
         known = _KNOWN.setdefault(traced, {})
         packed = tuple((name, weight.quant) for name, weight in traced.weights.items() if weight.quant)
         free = tuple(map(self.rig.free.get, devices)) if self.mode == "row" else ()  # rows are given by memory
-        key = (
-            self.mode,
-            self.shares,
-            self.chunks,
-            self.is_rough,
-            self._alike(devices),
-            packed,
-            traced.adapters,
-            free,
-            room,
-        )
+        how = self.mode, self.shares, self.chunks, self.is_rough, self.has_short_terms
+        key = how, self._alike(devices), packed, traced.adapters, free, room
         if key not in known:
             known[key] = self._solved(traced, devices, room)
         return known[key]
@@ -149,7 +142,9 @@ class GroupWork:
         if self.mode == "row":
             rows = row_work(program, self.shares)
             return rows if isinstance(rows, NotPossible) else Work(rows.seconds, rows.weights, rows.alive, whole)
-        found = quickest(program, self.mode, self.shares, solves=not self.is_rough, room=room)
+        found = quickest(
+            program, self.mode, self.shares, solves=not self.is_rough, room=room, has_short_terms=self.has_short_terms
+        )
         if isinstance(found, NotPossible):
             return found
         account = found.solution.account

@@ -71,7 +71,13 @@ def fitted(
 
 
 def quickest(
-    program: Program, mode: str, shares: Sequence[float] = (), *, solves: bool = True, room: Limits = ()
+    program: Program,
+    mode: str,
+    shares: Sequence[float] = (),
+    *,
+    solves: bool = True,
+    room: Limits = (),
+    has_short_terms: bool = False,
 ) -> Fitted | NotPossible:
     """The states of least seconds under a mode; why there are none. Changes nothing.
 
@@ -81,7 +87,7 @@ def quickest(
     reason = _why_not(program)
     if reason:
         return NotPossible(mode, reason)
-    group = group_of(program, shares)
+    group = replace(group_of(program, shares), has_short_terms=has_short_terms)
     reason = why_not(program, group, mode)
     if reason:
         return NotPossible(mode, reason)

@@ -58,6 +58,17 @@ def test_what_was_found_on_other_devices_is_not_taken_for_these(mode: str, rigs:
         assert {rig: over(base, rig, mode) for rig in order} == dict(zip(rigs, anew, strict=True))
 
 
+def test_terms_that_cross_in_fewer_bytes_take_less_time() -> None:
+    rig, base = Rig.parse(f"cuda0=24GiB{CARD},cuda1=24GiB{CARD}"), traced(Chain(), torch.ones(1, 4096, 256))
+    seconds = []
+    for is_short in (True, False, True):
+        work = GroupWork([(base, 1.0)], partial(prepared, chunks=1), rig, "tensor", has_short_terms=is_short)
+        found = work.over(rig.devices[:2])
+        assert isinstance(found, Work)
+        seconds.append(found.seconds)
+    assert seconds[0] == seconds[2] < seconds[1]
+
+
 def test_pairs_of_one_rig_that_differ_in_memory_have_rows_of_their_own() -> None:
     rig, base = f"cuda0=24GiB{CARD},cuda1=24GiB{CARD},cuda2=6GiB{CARD}", BASE.copy()
     assert over(base, rig, "row", 0, 1) != over(base, rig, "row", 0, 2)

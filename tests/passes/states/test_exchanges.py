@@ -123,21 +123,23 @@ def test_bytes_by_formula_are_those_of_the_boxes_that_are_sent(
     assert flow == (expected if source != target else ((0,) * len(shares),) * len(shares))
 
 
-@given(_changes(), st.sampled_from([0, shares_of.SMALL_SUM]))
+@given(_changes(), st.sampled_from([0, shares_of.SMALL_SUM]), st.sampled_from([2, 4]))
 def test_the_bytes_of_a_sum_are_those_of_its_terms_and_of_its_parts(
-    change: tuple[list[int], tuple[int, ...], State, State], small: int
+    change: tuple[list[int], tuple[int, ...], State, State], small: int, of_term: int
 ) -> None:
     """Each device has a term, one behind another, and is sent what is its part of each; then parts go to all.
 
-    Of a small sum each is sent all terms, and nothing after them.
+    Of a small sum each is sent all terms, and nothing after them. Terms may cross in fewer bytes than parts, but for
+    those of a small sum.
     """
     shares, shape, _, target = change
     count, terms = len(shares), Split(0, (tuple(pairwise(range(len(shares) + 1))),))
     with patch.object(shares_of, "SMALL_SUM", small):
         into = target if isinstance(target, Split) else shares_of.state_of_sum(shape, 4, count)
-        flow = flow_of(group(*shares), PARTIAL, target, shape, 4)
+        of_term = of_term if into != WHOLE else 4
+        flow = flow_of(group(*shares), PARTIAL, target, shape, 4, of_term)
     parted = Split(into.axis + 1, into.segments) if isinstance(into, Split) else WHOLE
-    together = _landed(terms, parted, (count, *shape), count, 4)
+    together = _landed(terms, parted, (count, *shape), count, of_term)
     is_sent_on = target == WHOLE and into != WHOLE
     after = _landed(into, target, shape, count, 4) if is_sent_on else ((0,) * count,) * count
     assert flow == tuple(tuple(map(sum, zip(*rows, strict=True))) for rows in zip(together, after, strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import replace
 
 import pytest
@@ -20,13 +19,12 @@ from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 from dovetail.draw.text.reproduce import settings_of
 from dovetail.explain.states import states_in_words
-from dovetail.passes.simulate.memory import simulate
 from dovetail.passes.states.exchanges import flow_of
 from dovetail.passes.states.states import has_short_terms
 from dovetail.passes.verify.deep import verify_deep
 from dovetail.passes.verify.verifier import verify
-from dovetail.runtime import sim
 from testbed.sharing import slow_group
+from testbed.spatial import run
 
 RIG = "sim0=1GiB,sim1=1GiB"
 
@@ -79,21 +77,11 @@ def test_terms_take_half_the_bytes_and_what_is_planned_is_what_comes(module: nn.
 
 
 def test_a_call_sends_and_takes_what_is_planned(module: nn.Module) -> None:
-    short = compiled(module)
-    short(X)
-    gc.collect()
-    before = [sim.stats(index).bytes_in for index in (0, 1)]
-    held = [sim.stats(index).in_use for index in (0, 1)]
-    for index in (0, 1):
-        sim.reset_peak(index)
-    found = short(X.to("sim:0"))
-    came = sum(sim.stats(index).bytes_in - had for index, had in enumerate(before)) - X.nbytes
-    program, usage = short.program, simulate(short.program)
-    assert came == sum(nbytes for one in program.transfers() for _, _, nbytes in sent(program, one))
-    predicted = [usage[device].total - usage[device].weights for device in program.devices]
-    assert [sim.stats(index).peak - had for index, had in enumerate(held)] == pytest.approx(predicted, abs=X.nbytes)
+    found = run(module, {"input": X}, compiled(module).program)
+    assert found.sent == found.planned
+    assert found.measured == found.predicted
     eager = module(X)
-    error = (found.cpu() - eager).abs().max() / eager.abs().max()
+    error = (found.yielded[0] - eager).abs().max() / eager.abs().max()
     assert 0 < error < 2**-8
 
 
