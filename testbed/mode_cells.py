@@ -127,7 +127,8 @@ class Subject:
 @lru_cache(maxsize=1)
 def subject_of(name: str, dtype: str, sides: tuple[int, int] | None) -> Subject:
     """The subject of a cell; the last one is kept, for there are several modes."""
-    module, _ = TINY[name].make(DTYPES[dtype])
+    with torch.no_grad():  # what weight norm makes of weights is copied as they are
+        module, _ = TINY[name].make(DTYPES[dtype])
     calls = [larger(name, sides, DTYPES[dtype], seed) for seed in SEEDS]
     double = copy.deepcopy(module).double()
     with InFloat64():

@@ -77,7 +77,8 @@ def _kind(call: Mapping[str, object]) -> Enlarge:
 
 def sides_taken(name: str, seed: int) -> tuple[int, int] | None:
     """Sides that a class takes, drawn by a seed; None where it takes but those of its entry."""
-    module, call = TINY[name].make(torch.float32)
+    with torch.no_grad():  # what weight norm makes of weights is copied as they are
+        module, call = TINY[name].make(torch.float32)
     choice = random.Random(f"{name} {seed}")
     for sides in (choice.choice(SIDES), *_FEWER):
         if _takes(module, _kind(call)(call, Draw(torch.float32), sides)):
