@@ -70,7 +70,10 @@ def _find(load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device,
     if not works or any(len(work.parts[0]) != 1 + len(chain.parts) for work, _ in works):
         return None
     problem = problem_of(load, chain, machine, budgets.less(load.more), devices, Residency.DEVICE)
-    calls = [(_InTurn.of(work, problem, machine, devices), times) for work, times in works]
+    calls = []
+    for number, (work, times) in enumerate(works):
+        each = [_seconds(load, machine, device, work, (count, number)) for device in devices]
+        calls.append((_InTurn.of(problem, each), times))
     best: Option | None = None
     for ranges in dict.fromkeys(balanced(problem, calls[0][0])):
         split = in_ranges(problem, ranges)
@@ -79,6 +82,18 @@ def _find(load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device,
             way = as_option(load, chain, load.times, machine, devices, Residency.DEVICE, False, split, counted)
             best = replace(way, seconds=seconds, micro_batches=len(works[0][0].parts))
     return best if best is not None and len(best.devices) > 1 else None
+
+
+def _seconds(
+    load: Load, machine: Machine, device: Device, work: PartWork, number: tuple[int, int]
+) -> list[list[float]]:
+    """The seconds of each part on a device, outside of blocks and block by block; added up once for equal devices."""
+    speed = machine.speeds[device]
+
+    def add_up() -> list[list[float]]:
+        return [[sum(times * cost.seconds(speed) for cost, times in costs) for costs in part] for part in work.parts]
+
+    return load.once(machine, ("seconds of parts", speed, tuple(speed.flops.items()), number), add_up)
 
 
 @dataclass(frozen=True)
@@ -94,16 +109,14 @@ class _InTurn:
     ends: Mapping[tuple[int, int], Sequence[float]]
 
     @classmethod
-    def of(cls, work: PartWork, problem: Problem, machine: Machine, devices: Sequence[Device]) -> _InTurn:
-        """Those of some work."""
-        speeds = [machine.speeds[device] for device in devices]
-        each = {
-            (at, part): [sum(count * cost.seconds(speed) for cost, count in costs) for costs in blocks]
-            for part, blocks in enumerate(work.parts)
-            for at, speed in enumerate(speeds)
+    def of(cls, problem: Problem, each: Sequence[Sequence[Sequence[float]]]) -> _InTurn:
+        """Those of each device by part: outside of blocks, then block by block."""
+        ends = {
+            (at, part): [0.0, *accumulate(blocks[1:])]
+            for at, parts in enumerate(each)
+            for part, blocks in enumerate(parts)
         }
-        rests = [each[0, part][0] for part in range(len(work.parts))]
-        return cls(problem, rests, {key: [0.0, *accumulate(some[1:])] for key, some in each.items()})
+        return cls(problem, [blocks[0] for blocks in each[0]], ends)
 
     def seconds(self, at: int, part: int, start: int, end: int) -> float:
         """Those of a part on a device that has some blocks."""
