@@ -17,6 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 _T = torch.Tensor
+_META = torch.device("meta")
 
 _FORM = frozenset(
     (_T.size, _T.dim, _T.ndimension, _T.numel, _T.nelement, _T.element_size, _T.is_floating_point, _T.is_complex,
@@ -99,7 +100,7 @@ class Unfinished(torch.Tensor):
         would have no memory then, and would say so nowhere.
         """
         made: Unfinished = torch.Tensor._make_wrapper_subclass(
-            Unfinished, like.shape, strides=like.stride(), dtype=like.dtype, device="meta", dispatch_device=True
+            Unfinished, like.shape, strides=like.stride(), dtype=like.dtype, device=_META, dispatch_device=True
         )
         torch._C._set_throw_on_mutable_data_ptr(made)  # for C code that looks past both functions below
         made._awaited, made._there = awaited, device

@@ -1,10 +1,9 @@
 """Calls over several devices that are interrupted, lack memory or fail: nothing is left, and the next one is right.
 
 Six tiny pipelines are compiled over two simulated devices, one for each way in which these compute. What happens to a
-call is drawn by a seed: an interrupt at any moment of it, a device without room for it, an error before any
-instruction, or another pipeline that is called at the same time, to which one of these happens. After it no thread is
-left, nothing is on its way, and the same pipeline paints its picture to the bit, after which devices have in use what
-they had, and no more streams than before.
+call is drawn by a seed: an interrupt at any moment of it, a device without room for it, an error in any of its
+operations, or another pipeline that is called at the same time. After it no thread is left, nothing is on its way, and
+the same pipeline paints its picture to the bit; then devices have in use what they had, and there are no more streams.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import _thread
 import contextlib
 import faulthandler
-import functools
 import gc
 import random
 import signal
@@ -24,15 +22,15 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 
 import dovetail
 from dovetail.compiler.errors import DovetailError
 from dovetail.runtime import sim
-from dovetail.runtime.executor import Executor
 from dovetail.runtime.sim import streams
-from dovetail.runtime.steps import Steps, Values
+from dovetail.runtime.sim.streams import Stream
 
 from .pipelines.tiny_pipelines import flux, paint, sd
 
@@ -67,13 +65,14 @@ class BrokenError(Exception):
 
 @dataclass(frozen=True)
 class Subject:
-    """A compiled pipeline, its call, the picture that it paints, and about how many seconds that takes."""
+    """A compiled pipeline, its call, the picture that it paints, and about how long that takes, in operations too."""
 
     way: str
     pipe: Any
     call: dict[str, Any]
     expected: torch.Tensor
     seconds: float
+    operations: int
 
     @classmethod
     def of(cls, way: str) -> Subject:
@@ -84,9 +83,10 @@ class Subject:
         dovetail.compile_pipeline(pipe, _ON_BOTH, **more)
         for _ in range(2):
             begun = time.perf_counter()
-            expected = paint(pipe, call).cpu()
+            with _failing(-1) as count:
+                expected = paint(pipe, call).cpu()
         assert (expected - eager).abs().max() < 1e-3, f"{way} paints another picture than eager"
-        return cls(way, pipe, call, expected, time.perf_counter() - begun)
+        return cls(way, pipe, call, expected, time.perf_counter() - begun, count[0])
 
     def is_right(self) -> bool:
         """Whether it paints its picture."""
@@ -197,15 +197,16 @@ class Stress:
         return "it was done with less"
 
     def broken(self, subject: Subject) -> str:
-        """Raises an error before an instruction of some program."""
-        with _failing(self._random.randrange(400)) as failed:
+        """Raises an error in an operation of the call, whoever computes it."""
+        with _failing(self._random.randrange(subject.operations)):
             try:
-                assert subject.is_right(), "a call that did not fail is wrong"
+                subject.is_right()
             except DovetailError as error:
                 assert "BrokenError" in str(error), str(error)
+                return "failed in a program"
             except BrokenError:
-                pass
-        return "failed" if failed else "it has fewer instructions"
+                return "failed beside programs"
+        raise AssertionError("an error was raised nowhere")
 
     def beside_another(self, subject: Subject) -> str:
         """Calls another pipeline at the same time, to which something else may happen."""
@@ -217,10 +218,8 @@ class Stress:
             if happens == "interrupt":
                 self.interrupted(subject)
             elif happens == "error":
-                with (
-                    _failing(self._random.randrange(400), threading.current_thread()),
-                    contextlib.suppress(DovetailError, BrokenError),
-                ):
+                here, at = threading.current_thread(), self._random.randrange(subject.operations)
+                with _failing(at, here), contextlib.suppress(DovetailError, BrokenError):
                     subject.is_right()
             else:
                 assert subject.is_right(), "a call beside another one is wrong"
@@ -259,26 +258,19 @@ def _heeding_interrupts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _failing(number: int, caller: threading.Thread | None = None) -> Iterator[list[int]]:
-    """Has an instruction of the programs that run meanwhile fail, counted through all of them.
+    """Has an operation on a device fail meanwhile, counted through all of them, or those of one thread.
 
-    With a ``caller`` these are the programs that it runs itself. Yields its number once it has failed.
+    Yields a list of how many there were so far, which is one more than the number once it has failed.
     """
-    own, left, failed = Executor._issue, [number], list[int]()
+    own, count, lock = Stream.launch, [0], threading.Lock()
 
-    def issue(executor: Executor, steps: Steps, values: Values) -> None:
-        first, left[0] = left[0], left[0] - len(steps)
-        if 0 <= first < len(steps) and caller in (None, threading.current_thread()):
-            at = list(steps)[first]
-            steps = {**steps, at: functools.partial(_fail, failed, at)}
-        own(executor, steps, values)
+    def launch(stream: Stream) -> int:
+        if caller in (None, threading.current_thread()):
+            with lock:
+                at, count[0] = count[0], count[0] + 1
+            if at == number:
+                raise BrokenError(f"at operation {at}")
+        return own(stream)
 
-    Executor._issue = issue  # type: ignore[method-assign]
-    try:
-        yield failed
-    finally:
-        Executor._issue = own  # type: ignore[method-assign]
-
-
-def _fail(failed: list[int], at: int, values: Values) -> None:
-    failed.append(at)
-    raise BrokenError(f"at instruction {at}")
+    with mock.patch.object(Stream, "launch", launch):
+        yield count
