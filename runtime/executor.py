@@ -76,7 +76,7 @@ class Executor:
         self._schedule = schedule.instructions
         self._pieces = pieces(program)
         self._slots = Slots.of(schedule)
-        self._slot_sizes = slot_bytes(program, schedule)
+        self._slot_sizes = slot_bytes(program, schedule, self._pieces)
         self._blocks = block_calls(program, schedule)
         self._candidates = Candidates.of(program, self._slots.size, made_in(self._blocks))
         self._runs = {index: one for index, one in enumerate(self._schedule) if isinstance(one, Run)}

@@ -27,6 +27,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
+from torch.fx import Node
 
 from ..compiler.devices.device import Device
 from ..compiler.ir.program import IN_PARTS, Program, tensors_of, weight_name
@@ -104,9 +105,9 @@ class _Numbered:
 
     def __init__(self, issuer: Callable[[Instruction], Device]) -> None:
         self._issuer = issuer
-        self._read_elsewhere: dict[tuple[ValueRef, Device], list[tuple[Device, int]]] = defaultdict(list)
-        self._made: dict[tuple[ValueRef, Device], tuple[Device, int]] = {}
-        self._sent: dict[Copy, tuple[Device, int]] = {}
+        self._read_elsewhere: dict[tuple[Node, Device], list[tuple[Device, int]]] = defaultdict(list)
+        self._made: dict[tuple[Node, Device], tuple[Device, int]] = {}
+        self._sent: dict[tuple[Node, Device, Device], tuple[Device, int]] = {}
         self._last: dict[Device, int] = {}
         self._coming: dict[Device, list[tuple[Device, int]]] = defaultdict(list)  # what a device is to see sent first
         self._seen: dict[Device, dict[Device, int]] = defaultdict(dict)  # what a device has waited for
@@ -120,13 +121,13 @@ class _Numbered:
                 waits[other] = earlier
         self._seen[device] |= waits
         for value in _made_by(one):
-            self._made[value, resting_place(value, device)] = device, number
+            self._made[value.node, resting_place(value, device)] = device, number
         for copy in _sends(one):
-            self._sent[copy] = device, number
+            self._sent[copy.value.node, copy.source, copy.target] = device, number
             if copy.source != device:
-                self._read_elsewhere[copy.sent, copy.source].append((device, number))
+                self._read_elsewhere[copy.sent.node, copy.source].append((device, number))
             if not copy.landings:
-                self._made[copy.value, copy.target] = device, number
+                self._made[copy.value.node, copy.target] = device, number
                 self._coming[copy.target].append((device, number))
         self._last[device] = number
         return device, tuple(waits.values())
@@ -134,17 +135,17 @@ class _Numbered:
     def _needed(self, one: Instruction) -> Iterator[tuple[Device, int]]:
         for value, device in _read_by(one):
             place = resting_place(value, device)
-            if (value, place) in self._made:
-                yield self._made[value, place]
+            if (value.node, place) in self._made:
+                yield self._made[value.node, place]
         for awaited in _awaits(one):
-            yield self._sent[awaited]
-        if isinstance(one, Copy) and (one.sent, one.source) in self._made:
-            yield self._made[one.sent, one.source]
+            yield self._sent[awaited.value.node, awaited.source, awaited.target]
+        if isinstance(one, Copy) and (one.sent.node, one.source) in self._made:
+            yield self._made[one.sent.node, one.source]
         for free in _frees(one):
-            yield from self._read_elsewhere.get((free.value, free.device), ())
+            yield from self._read_elsewhere.get((free.value.node, free.device), ())
         for copy in _sends(one):
             if copy.landings:
-                yield self._made[copy.value, copy.target]
+                yield self._made[copy.value.node, copy.target]
             elif copy.target in self._last:
                 yield copy.target, self._last[copy.target]
         if isinstance(one, Free) and not tensors_of(one.value.node):  # a number, which others read where it lies

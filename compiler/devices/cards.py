@@ -261,6 +261,7 @@ MACS = ("Apple M1", "Apple M2", "Apple M2 Pro", "Apple M1 Max", "Apple M3 Max", 
 """The same for the GPU of a Mac."""
 
 
+@functools.lru_cache(1024)
 def card_of(label: str) -> Card | None:
     """The card that a maker's or PyTorch's name means; the longest listed name in it counts.
 

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 from ..errors import NotHereError, SpecError
 from ..spans import Span
@@ -59,6 +60,14 @@ class Device:
     kind: str
     index: int = 0
     process: int = 0
+
+    def __hash__(self) -> int:
+        """The same in every process, and found once: passes look devices up a million times."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((crc32(self.kind.encode()), self.index, self.process))
 
     @classmethod
     def named(cls, name: str) -> Device:

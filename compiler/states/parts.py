@@ -211,11 +211,12 @@ def slot_bytes(
 
     The schedule is that of the program, or another one over its weights; ``known`` are its pieces, where they are.
     """
-    known = pieces(program) if known is None else known
+    loads = [one for one in schedule or program.schedule or () if isinstance(one, Load)]
+    coming = [one for one in loads if one.lifetime is Lifetime.STAGE]
+    known = pieces(program) if known is None and coming else known or {}
     found: dict[Device, dict[int, int]] = defaultdict(dict)
-    for one in schedule or program.schedule or ():
-        if isinstance(one, Load) and one.lifetime is Lifetime.STAGE:
-            slots = found[one.device]
-            nbytes = offsets([known[name][0] for name in one.weights])[1]
-            slots[one.slot] = max(slots.get(one.slot, 0), nbytes)
+    for one in coming:
+        slots = found[one.device]
+        nbytes = offsets([known[name][0] for name in one.weights])[1]
+        slots[one.slot] = max(slots.get(one.slot, 0), nbytes)
     return {device: [slots[number] for number in sorted(slots)] for device, slots in found.items()}
