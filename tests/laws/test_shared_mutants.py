@@ -126,7 +126,6 @@ def test_arguments_that_changed_are_seen() -> None:
     assert is_refused(found)
 
 
-@pytest.mark.half
 def test_a_program_goes_with_all_that_was_found_of_its_nodes() -> None:
     graphs = []
     for number in range(3):
