@@ -172,7 +172,6 @@ def test_numbers_that_each_device_would_draw_by_itself_are_refused(
         assert is_refused(found)
 
 
-@pytest.mark.half
 def test_a_program_goes_with_all_that_was_found_of_its_nodes() -> None:
     graphs = []
     for number in range(3):
