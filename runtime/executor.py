@@ -36,7 +36,7 @@ from ..compiler.ir.schedule import (
     ValueRef,
 )
 from ..compiler.ir.split import is_late, landings_of, source_of, type_on, zeros_on
-from ..compiler.ir.value import TensorType, flat, ordered_stride
+from ..compiler.ir.value import TensorType, flat, stride_of_part
 from ..compiler.ir.weight import Weight
 from ..compiler.states.parts import members, pieces, slot_bytes
 from . import causal_rows as causal_rows  # registers its kernel
@@ -296,15 +296,15 @@ class Executor:
         """
 
         @cache
-        def strides(like: tuple[int | str, ...]) -> list[int]:
-            return [step for step in ordered_stride(kind.sizes, like) if isinstance(step, int)]
+        def strides(sizes: tuple[int, ...], like: tuple[int, ...]) -> list[int]:
+            return [step for step in stride_of_part(kind, sizes, like) if isinstance(step, int)]
 
         traced, sent = [step for step in kind.stride if isinstance(step, int)], source_of(value.node)
         part = self._slots.values.get((ValueRef(sent), device))
         has_own = is_late(self._program, value.node) and bool(landings_of(value.node, device, device))
         if part is None or not has_own or 0 in tensors_of(sent)[0].stride:
             return lambda values: traced
-        return lambda values: strides(values[part].stride())
+        return lambda values: strides(tuple(values[part].shape), values[part].stride())
 
     def _copy_step(self, copy: Copy) -> Step:
         origin = self._slots.values[copy.sent, copy.source]

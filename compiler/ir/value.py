@@ -83,6 +83,27 @@ def ordered_stride(shape: Sequence[int | str], like: Sequence[int | str]) -> tup
     return tuple(dense[order.index(axis)] for axis in range(len(shape)))
 
 
+def stride_of_part(kind: TensorType, sizes: Sequence[int], like: Sequence[int]) -> tuple[int | str, ...]:
+    """The strides of a tensor whose axes lie within one another as those of a part of it do.
+
+    Of an axis of which the part has one element strides say nothing: it lies before all axes that follow it in the
+    tensor as it was traced.
+
+    >>> kind = TensorType((2, 3, 4), torch.float32, (12, 1, 3), 0)
+    >>> stride_of_part(kind, (1, 3, 4), (3, 1, 3))
+    (12, 1, 3)
+    >>> stride_of_part(kind, (1, 3, 4), (1, 4, 1))
+    (12, 4, 1)
+    """
+    steps = [step if isinstance(step, int) else 0 for step in kind.stride]
+    traced = sorted(range(len(steps)), key=lambda axis: -steps[axis])
+    order = sorted((axis for axis, size in enumerate(sizes) if size != 1), key=lambda axis: -like[axis])
+    for at, axis in reversed(list(enumerate(traced))):
+        if sizes[axis] == 1:
+            order.insert(min(map(order.index, traced[at + 1 :]), default=len(order)), axis)
+    return ordered_stride(kind.shape, [len(order) - order.index(axis) for axis in range(len(order))])
+
+
 def dense_stride(shape: Sequence[int | str]) -> tuple[int | str, ...]:
     """The strides of a contiguous tensor, text of an expression behind a dynamic dimension."""
     strides: list[int | str] = [1]
