@@ -22,10 +22,10 @@ from ..compiler.ir.split import source_of
 from ..compiler.ir.state import PARTIAL, WHOLE, Split
 from ..compiler.states.parts import sent
 from ..compiler.units import counted, format_bytes
-from ..passes.simulate.timeline import timeline
 from ..passes.states.exchanges import kind_of
 from ..passes.states.states import split_mode_of
 from .parts import Part
+from .usage import timeline_of
 
 HEAD_OF_GROUPS = (
     "component",
@@ -122,7 +122,7 @@ def _kind(moving: Node) -> str:
 
 def facts_of_group(program: Program, speeds: Speeds) -> dict[str, Any]:
     """All that is told of a program that devices compute together, as data; sizes are in bytes."""
-    line, out = timeline(program, speeds), Counter[str]()
+    line, out = timeline_of(program, speeds), Counter[str]()
     for one in program.transfers():
         for source, _, size in sent(program, one):
             out[source.name] += size

@@ -22,7 +22,7 @@ from ..compiler.states.parts import held_on, slot_bytes
 from ..compiler.units import format_bytes
 from ..passes.batches.divide import micro_batches_of
 from ..passes.rewrites.chunk import chunks_of
-from ..passes.simulate.timeline import Timeline, timeline
+from ..passes.simulate.timeline import Timeline
 from ..passes.states.states import split_mode_of
 from .choice import facts_of_choices, rows_of_choices
 from .generation import Generation, PlannedCall, numbered, told_apart
@@ -31,6 +31,7 @@ from .on_host import told_of_host
 from .parts import Part, Row
 from .shared_work import facts_of_group, is_shared_out, rows_of_blocks, rows_of_groups
 from .together import together
+from .usage import timeline_of
 from .warnings import warnings_of
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class Account:
         return tuple(together(self.parts, self.generation, self.speeds))
 
     def _part(self, title: str, call: PlannedCall) -> Part:
-        line = timeline(call.program, self.speeds)
+        line = timeline_of(call.program, self.speeds)
         bringing = sum(line.bringing.values())
         tile = self.generation.tiles.get(call.component)
         seconds = call.times * line.seconds + bringing

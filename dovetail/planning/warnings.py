@@ -13,8 +13,9 @@ from ..compiler.durations import duration
 from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Copy
 from ..compiler.states.parts import pieces
-from ..passes.simulate.timeline import ClockWalk, timeline
+from ..passes.simulate.timeline import ClockWalk
 from .parts import Part
+from .usage import timeline_of
 
 _WORTH = 1.1
 """So many times as long as without it something takes at least where it is warned of."""
@@ -59,7 +60,7 @@ def _as_float16(rates: Mapping[str, float]) -> dict[str, float]:
 
 
 def _seconds(part: Part, speeds: Speeds) -> float:
-    return part.call.times * timeline(part.call.program, speeds).seconds + part.bringing
+    return part.call.times * timeline_of(part.call.program, speeds).seconds + part.bringing
 
 
 def _of_rows(part: Part, speeds: Speeds) -> Iterator[str]:
@@ -68,7 +69,7 @@ def _of_rows(part: Part, speeds: Speeds) -> Iterator[str]:
     host = next((device for device in program.devices if device.is_host), None)
     if not program.is_sliced or host is None or len(program.devices) < 2 or program.main == host:
         return
-    now, then = timeline(program, speeds).seconds, _without(program, speeds, host)
+    now, then = timeline_of(program, speeds).seconds, _without(program, speeds, host)
     if now <= _WORTH * then:
         return
     spread = speeds.spread(program.devices)
