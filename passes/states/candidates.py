@@ -49,6 +49,10 @@ QUERIES = 32
 FEWEST_ROWS = 4
 """No device computes fewer rows of a matmul, for which kernels add in another order."""
 
+FEWEST_CHANNELS = 4
+"""No device computes fewer channels of a convolution that has twice as many: kernels of so few are up to three times as
+far from exact."""
+
 MOST_WANTED = 3
 """So many ways to split an axis are wanted of a value at most."""
 
@@ -124,7 +128,7 @@ def _learned(folded: Folded, inputs: Iterable[Node] = ()) -> frozenset[Node]:
 
 def _want_results(wants: _Wants, node: Node) -> None:
     """What an operation can yield by itself, by each of its axes of which nothing is wanted downstream."""
-    axes = {state.axis for state in wants.of(node)}
+    axes = {state.axis for state in wants.of(node) if _is_wide(node, state)}
     for state, unit in _own(wants, node):
         if state.axis not in axes or name_of(node) == "scaled_dot_product_attention":
             wants.want((node, 0), state, unit)
@@ -139,7 +143,8 @@ def _own(wants: _Wants, node: Node) -> Iterator[tuple[Split, int]]:
         units = {axis: wants.unit_of(axis, shape) for axis in range(len(shape))}
     elif name in CONVOLUTIONS:
         units = {0: 1, 1: shape[1] // int(argument(node, 6, "groups", 1))}
-        units = {**units, 1: 1} if units[1] == shape[1] else units
+        few = FEWEST_CHANNELS if shape[1] >= 2 * FEWEST_CHANNELS else 1
+        units = {**units, 1: few} if units[1] == shape[1] else units
     elif name == "group_norm":
         units = {0: 1, 1: shape[1] // argument(node, 1, "num_groups")}
     elif "embedding" in name:
@@ -326,8 +331,10 @@ def _is_sound(node: Node, chosen: Strategy, written: Container[int]) -> bool:
 
 
 def _has_rows(node: Node, chosen: Strategy) -> bool:
-    """Whether each device that computes rows of a matmul computes several."""
+    """Whether each device that computes rows of a matmul, or channels of a convolution, computes several."""
     state, shape = chosen.results[0] if chosen.results else WHOLE, shape_of(node) if chosen.results else ()
+    if name_of(node) in CONVOLUTIONS:
+        return not isinstance(state, Split) or _is_wide(node, state)
     if name_of(node) not in MATMULS or not isinstance(state, Split) or state.axis == len(shape) - 1:
         return True
     others = prod(size for axis, size in enumerate(shape[:-1]) if axis != state.axis)
@@ -335,3 +342,15 @@ def _has_rows(node: Node, chosen: Strategy) -> bool:
         others = 1 if state.axis == len(shape) - 2 else FEWEST_ROWS
     lengths = [state.length(member) for member in range(len(state.segments[0]))]
     return all(not length or length * others >= FEWEST_ROWS for length in lengths)
+
+
+def _is_wide(node: Node, state: Split) -> bool:
+    """Whether no device has but a few channels of a convolution that sums over all; of other operations, any part is.
+
+    Where channels are in groups of their own, the kernel of a group is the same in parts.
+    """
+    of_groups = name_of(node) not in CONVOLUTIONS or int(argument(node, 6, "groups", 1)) > 1
+    if of_groups or state.axis != 1 or state.size < 2 * FEWEST_CHANNELS:
+        return True
+    lengths = (state.length(member) for member in range(len(state.segments[0])))
+    return all(not length or length >= FEWEST_CHANNELS for length in lengths)

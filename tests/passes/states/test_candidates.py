@@ -155,3 +155,13 @@ def test_what_one_row_a_picture_makes_is_split_by_pictures_where_it_has_many() -
     linears = [some for node, some in question.ways.items() if name_of(node) == "linear"]
     rows, *others = [any(way.results[0] != WHOLE for way in some) for some in linears]
     assert sorted([rows, *others]) == [False, True, True, True], "but the one of few rows"
+
+
+def test_no_device_has_but_a_few_channels_of_a_convolution_that_has_many() -> None:
+    """Kernels of one to three channels are up to three times as far from exact as those of eight."""
+    for channels, lengths in ((8, {0, 4}), (6, {2}), (16, {4, 5, 6, 7, 8})):
+        module = nn.Sequential(nn.Conv2d(8, channels, 3), nn.GroupNorm(channels, channels), nn.Conv2d(channels, 8, 3))
+        found = _splits(traced(module, torch.randn(1, 8, 12, 12)), "conv2d", (1, 1, 1))
+        of_channels = [one for one in found if one.axis == 1 and one.size == channels]
+        assert of_channels
+        assert {one.length(member) for one in of_channels for member in range(3)} <= lengths
