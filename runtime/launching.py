@@ -63,7 +63,8 @@ class Launched:
         self._working.acquire()
         self._mode = torch.is_inference_mode_enabled()
         work = contextvars.copy_context().run, (self._work,)
-        self._thread = threading.Thread(target=work[0], args=work[1], name=f"launched: {name}", daemon=True)
+        # No daemon: the interpreter waits for it at its end, where PyTorch would abort a thread that is cut off.
+        self._thread = threading.Thread(target=work[0], args=work[1], name=f"launched: {name}", daemon=False)
 
     def start(self) -> None:
         """Has it begin; whoever keeps it waits for it, whatever interrupts this."""

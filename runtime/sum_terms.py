@@ -10,11 +10,12 @@ from ..compiler.ir.ops import LIBRARY
 
 def _sum(terms: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Short floats are added in float32; all others in their own dtype."""
-    wide = torch.float32 if terms.dtype in (torch.bfloat16, torch.float16) else terms.dtype
-    found = terms[0].clone() if terms.dtype == wide else terms[0].to(wide)
+    is_short = terms.dtype in (torch.bfloat16, torch.float16)
+    found = terms[0].to(torch.float32) if is_short else terms[0].clone()
     for one in terms[1:]:
         found += one
-    return found.to(terms.dtype if dtype is None else dtype)
+    dtype = terms.dtype if dtype is None else dtype
+    return found.to(dtype)
 
 
 LIBRARY.impl("sum_terms", _sum, "CompositeExplicitAutograd")

@@ -154,15 +154,19 @@ def launched_calls(cards: Sequence[str], calls: int = 20) -> str:
             delay(device, random.Random(seed).random())
             fresh = {name: one.clone() for name, one in given.items() if isinstance(one, torch.Tensor)}
             first = Launched("the first call", device, run, list(fresh.values()))
-            first.start()
             second = Launched("the second call", device, run, list(fresh.values()), first)
-            second.start()
-            for one in fresh.values():
-                one.zero_()
-            for made in (second, first):
-                (leaf,) = made.leaves()
-                assert torch.equal(leaf.clone().cpu(), expected), f"call {seed} on {card} is another one"
-                made.end()
+            try:
+                first.start()
+                second.start()
+                for one in fresh.values():
+                    one.zero_()
+                for made in (second, first):
+                    (leaf,) = made.leaves()
+                    assert torch.equal(leaf.clone().cpu(), expected), f"call {seed} on {card} is another one"
+                    made.end()
+            finally:
+                first.join()
+                second.join()
         found.append(card)
     return f"{calls} times two calls on {', '.join(found)}, whose inputs are written meanwhile: the bits of eager"
 
