@@ -222,9 +222,7 @@ def _send(
                 there.keep(into, side_there)
             arrived = _copied(value, here, there, into)
             done = there.record(side_there) if there.has_streams else here.record(side_here)
-    except (
-        BaseException
-    ):  # an interrupt may come within what leaves a stream, which is in use then for all that follows
+    except BaseException:  # an interrupt may come within what leaves a stream, which all that follows would use then
         here.choose(from_now)
         there.choose(to_now)
         raise

@@ -9,7 +9,8 @@ is a thread's own affair, as on real devices.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -227,26 +228,18 @@ def default_stream(device: DeviceLike = None) -> Stream:
         return _defaults[index]
 
 
-class StreamContext:
-    """Sends this thread's operations on a stream's device to it in a ``with`` statement; None changes nothing."""
-
-    __slots__ = ("_before", "_chosen")
-
-    def __init__(self, chosen: Stream | None) -> None:
-        self._before, self._chosen = chosen, chosen
-
-    def __enter__(self) -> None:
-        if self._chosen is not None:
-            self._before = current_stream(self._chosen.device)
-            set_stream(self._chosen)
-
-    def __exit__(self, *_: object) -> None:
-        set_stream(self._before)
-
-
-def stream(chosen: Stream | None) -> StreamContext:
+@contextmanager
+def stream(chosen: Stream | None) -> Iterator[None]:
     """Sends this thread's operations on the stream's device to it for a while; None changes nothing."""
-    return StreamContext(chosen)
+    if chosen is None:
+        yield
+        return
+    index, streams, before = chosen.device.index, _chosen.streams, current_stream(chosen.device)
+    streams[index] = chosen
+    try:
+        yield
+    finally:  # which calls nothing that an interrupt could come before
+        streams[index] = before
 
 
 def set_stream(chosen: Stream | None) -> None:
