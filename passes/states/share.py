@@ -23,7 +23,7 @@ from ...compiler.ir.program import HERE, Program, place_node, state_of, tensors_
 from ...compiler.ir.slices import bounds_of
 from ...compiler.ir.split import is_shared
 from ...compiler.ir.state import PARTIAL, WHOLE, Split, State, Whole
-from ...compiler.ir.value import TensorType, Value, dense_stride, filled_stride, flat, relocated
+from ...compiler.ir.value import TensorType, Value, filled_stride, flat, ordered_stride, relocated
 from ...compiler.states.parts import members, terms_meet
 from ...compiler.states.strategy import Strategy, strategy
 from ...compiler.states.table import is_drawn, tells_all
@@ -162,10 +162,9 @@ class _Sharing:
 
     def _shortened(self, terms: Node, value: Node) -> Node:
         """Terms of a value as they cross in fewer bytes."""
-        how = {"dtype": SHORT, "memory_format": torch.contiguous_format}
-        found = self._put(value, torch.ops.aten._to_copy.default, (terms,), how, f"{value.name}_short")
+        found = self._put(value, torch.ops.aten._to_copy.default, (terms,), {"dtype": SHORT}, f"{value.name}_short")
         (tensor,) = tensors_of(terms)
-        stride = dense_stride(tensor.shape)
+        stride = ordered_stride(tensor.shape, tensor.stride)
         found.meta["value"] = replace(tensor, dtype=SHORT, stride=stride, storage=next(self.storages))
         found.meta["placement"] = terms.meta["placement"]
         return found

@@ -20,6 +20,7 @@ from dovetail.compiler.text.printer import print_program
 from dovetail.draw.text.reproduce import settings_of
 from dovetail.explain.states import states_in_words
 from dovetail.passes.states.exchanges import flow_of
+from dovetail.passes.states.short_terms import can_be_short
 from dovetail.passes.states.states import has_short_terms
 from dovetail.passes.verify.deep import verify_deep
 from dovetail.passes.verify.verifier import verify
@@ -83,6 +84,34 @@ def test_a_call_sends_and_takes_what_is_planned(module: nn.Module) -> None:
     eager = module(X)
     error = (found.yielded[0] - eager).abs().max() / eager.abs().max()
     assert 0 < error < 2**-8
+
+
+class Pictured(nn.Module):
+    """Tokens that are computed as a picture, channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.picture = Narrow(), nn.Conv2d(256, 256, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.tokens(x).transpose(1, 2).unflatten(-1, (16, -1))
+        return x + self.picture(torch.nn.functional.silu(y)).flatten(2).transpose(1, 2)
+
+
+@pytest.mark.parametrize("is_short", [False, True])
+def test_sums_are_laid_out_as_wide_ones_are(is_short: bool) -> None:
+    torch.manual_seed(0)
+    module, x = Pictured().eval(), torch.randn(2, 256, 256)
+    program = compiled(module, x, is_short).program
+    assert has_short_terms(program) == is_short
+    found = run(module, {"x": x}, program)
+    assert found.measured == found.predicted
+    assert found.sent == found.planned
+
+
+def test_statistics_cross_as_they_are_however_many_there_are() -> None:
+    assert not can_be_short((64, 4096, 1), torch.float32)
+    assert can_be_short((64, 4096, 64), torch.float32)
 
 
 def test_no_bit_changes_where_it_is_not_asked_for(module: nn.Module) -> None:
