@@ -21,13 +21,22 @@ _META = torch.device("meta")
 
 _FORM = frozenset(
     (_T.size, _T.dim, _T.ndimension, _T.numel, _T.nelement, _T.element_size, _T.is_floating_point, _T.is_complex,
-     _T.get_device, _T.__len__,
+     _T.__len__,
      *(getattr(_T, name).__get__ for name in (
-         "shape", "dtype", "device", "ndim", "layout", "is_cpu", "is_cuda", "is_xpu", "is_mps", "is_meta", "is_sparse",
-         "is_quantized", "itemsize", "nbytes",
+         "shape", "dtype", "ndim", "layout", "is_sparse", "is_quantized", "itemsize", "nbytes",
      ))),
 )  # fmt: skip
 """What is answered at once."""
+
+_WHERE: Mapping[Callable[..., Any], Callable[[torch.device], Any]] = {
+    _T.device.__get__: lambda there: there,
+    _T.get_device: lambda there: -1 if there.type == "cpu" else there.index or 0,
+    **{
+        getattr(_T, f"is_{kind}").__get__: lambda there, kind=kind: there.type == kind
+        for kind in ("cpu", "cuda", "xpu", "mps", "meta")
+    },
+}
+"""What is answered at once of the device: not by PyTorch, for which it lies elsewhere."""
 
 _PUT_OFF = frozenset(
     (_T.__getitem__, _T.to, _T.type, _T.float, _T.double, _T.half, _T.bfloat16, _T.view, _T.reshape, _T.flatten,
@@ -115,6 +124,8 @@ class Unfinished(torch.Tensor):
         kwargs = kwargs or {}
         one = args[0] if args else None
         if isinstance(one, Unfinished) and not one._awaited.is_there:
+            if func in _WHERE:
+                return _WHERE[func](one._there)
             if func in _FORM:
                 with torch._C.DisableTorchFunctionSubclass():
                     return func(*args, **kwargs)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 
 from dovetail.runtime import sim
 from dovetail.runtime.unfinished import Awaited, Unfinished, finished, has_unfinished
@@ -239,3 +240,21 @@ def test_what_is_put_off_while_another_thread_waits_is_made_before_the_next_writ
     caster.join(60)
     awaited().mul_(2)
     assert torch.equal(casts[0](), torch.ones(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    "asked", [lambda x: x.device, lambda x: x.is_cpu, lambda x: x.is_cuda, lambda x: x.get_device()]
+)
+def test_where_it_lies_is_known_under_modes_of_others(asked: Callable[[torch.Tensor], object]) -> None:
+    real = torch.randn(3)
+    one, waited = made(real)
+    with FakeTensorMode():
+        assert asked(one) == asked(real)
+    assert not waited
+
+
+def test_an_export_waits_for_what_it_is_given() -> None:
+    real = torch.randn(3, 4)
+    one, _ = made(real)
+    program = torch.export.export(torch.nn.Linear(4, 4), (one,))
+    assert program.graph_module.code
