@@ -28,14 +28,11 @@ _FORM = frozenset(
 )  # fmt: skip
 """What is answered at once."""
 
-_WHERE: Mapping[Callable[..., Any], Callable[[torch.device], Any]] = {
-    _T.device.__get__: lambda there: there,
-    _T.get_device: lambda there: -1 if there.type == "cpu" else there.index or 0,
-    **{
-        getattr(_T, f"is_{kind}").__get__: lambda there, kind=kind: there.type == kind
-        for kind in ("cpu", "cuda", "xpu", "mps", "meta")
-    },
-}
+_TYPES = {getattr(_T, f"is_{kind}").__get__: kind for kind in ("cpu", "cuda", "xpu", "mps", "meta")}
+
+"""What asks whether it lies on a device of some type."""
+
+_WHERE = {_T.device.__get__, _T.get_device, *_TYPES}
 """What is answered at once of the device: not by PyTorch, for which it lies elsewhere."""
 
 _PUT_OFF = frozenset(
@@ -125,7 +122,7 @@ class Unfinished(torch.Tensor):
         one = args[0] if args else None
         if isinstance(one, Unfinished) and not one._awaited.is_there:
             if func in _WHERE:
-                return _WHERE[func](one._there)
+                return _place(func, one._there)
             if func in _FORM:
                 with torch._C.DisableTorchFunctionSubclass():
                     return func(*args, **kwargs)
@@ -143,6 +140,15 @@ class Unfinished(torch.Tensor):
             return args[0]._there
         args, kwargs = finished((args, kwargs or {}))
         return func(*args, **kwargs)
+
+
+def _place(asked: Callable[..., Any], there: torch.device) -> Any:
+    """What a question of the device is answered where a tensor lies there."""
+    if asked in _TYPES:
+        return there.type == _TYPES[asked]
+    if asked is _T.get_device:
+        return -1 if there.type == "cpu" else there.index or 0
+    return there
 
 
 _known: weakref.WeakSet[Unfinished] = weakref.WeakSet()
