@@ -34,7 +34,7 @@ class Stated(GroupWork):
 
     reached: tuple[tuple[str, float], ...] = ()
 
-    def over(self, devices: Sequence[Device]) -> Work | NotPossible:
+    def over(self, devices: Sequence[Device], room: tuple[int, ...] = ()) -> Work | NotPossible:
         known = dict(self.reached)
         if self.mode not in known:
             return NotPossible(self.mode, "it cannot be")
@@ -127,8 +127,8 @@ def test_a_card_that_costs_more_than_it_gives_is_left_out() -> None:
     """All four take as long as the slow one would: three without it are quicker."""
 
     class Uneven(Stated):
-        def over(self, devices: Sequence[Device]) -> Work | NotPossible:
-            work = super().over(devices)
+        def over(self, devices: Sequence[Device], room: tuple[int, ...] = ()) -> Work | NotPossible:
+            work = super().over(devices, room)
             return replace(work, seconds=9.0) if CARDS[3] in devices and isinstance(work, Work) else work
 
     one = component(sequence=0.9)
@@ -154,7 +154,7 @@ def test_a_card_that_gives_next_to_nothing_is_left_out_and_named() -> None:
 
 def test_shares_by_memory_are_said_where_those_by_speed_do_not_fit() -> None:
     class Shared(Stated):
-        def over(self, devices: Sequence[Device]) -> Work | NotPossible:
+        def over(self, devices: Sequence[Device], room: tuple[int, ...] = ()) -> Work | NotPossible:
             if self.mode != "tensor":
                 return NotPossible(self.mode, "it cannot be")
             shares = self.shares or (1.0,) * len(devices)
@@ -177,7 +177,7 @@ def test_what_takes_next_to_nothing_is_under_no_mode() -> None:
     """Its states are not even looked for."""
 
     class Unasked(Stated):
-        def over(self, devices: Sequence[Device]) -> Work | NotPossible:
+        def over(self, devices: Sequence[Device], room: tuple[int, ...] = ()) -> Work | NotPossible:
             raise AssertionError("it is a trifle")
 
     light = load("te", 2, 20, live=10, times=1, flops=1e8)
@@ -193,7 +193,7 @@ def test_what_takes_next_to_nothing_is_under_no_mode() -> None:
 class Failing(GroupWork):
     """Work of which the states cannot be solved for, against all expectation."""
 
-    def over(self, devices: Sequence[Device]) -> Work | NotPossible:
+    def over(self, devices: Sequence[Device], room: tuple[int, ...] = ()) -> Work | NotPossible:
         raise TypeError("an operation with an argument that no rule expects")
 
 

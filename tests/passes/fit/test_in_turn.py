@@ -65,7 +65,7 @@ class Divided(GroupWork):
         )
         return [(PartWork((one,) * count), self.whole.times)]
 
-    def over(self, devices: Sequence[Device]) -> Work | NotPossible:
+    def over(self, devices: Sequence[Device], room: tuple[int, ...] = ()) -> Work | NotPossible:
         if self.mode != "batch" or self.taken is None:
             return NotPossible(self.mode, "it cannot be")
         return Work(self.taken, (202 * MIB,) * len(devices), (5 * MIB,) * len(devices), 202 * MIB)
