@@ -9,6 +9,7 @@ for they would come for each part.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -33,7 +34,11 @@ _STEPS = 30  # of the search for the least
 def options_in_turn(
     load: Load, machine: Machine, budgets: Budgets, lists: Sequence[tuple[Device, ...]], least: float
 ) -> Iterator[Option]:
-    """The ways of a component on several devices through which parts go in turn, quicker than the ``least`` known."""
+    """The ways of a component on several devices through which parts go in turn, quicker than the ``least`` known.
+
+    Where a number of parts was asked for, the quickest ways in so many, whatever else is quicker.
+    """
+    least = math.inf if asks_for_parts(load) else least
     several = [one for one in ([load.asked.devices] if load.asked.devices else lists) if len(one) > 1]
     for count in _counts(load) if several else ():
         for devices in several:
@@ -45,14 +50,21 @@ def options_in_turn(
                     yield found
 
 
+def asks_for_parts(load: Load) -> bool:
+    """Whether the pictures of a component are to go through a layer split in a number of parts that was said."""
+    return (load.asked.micro_batches or 1) > 1
+
+
 def _counts(load: Load) -> Iterator[int]:
     """In how many parts the pictures of a component are tried."""
     asked = load.asked
     stays = asked.residency in (None, Residency.DEVICE)
     if load.work is None or not stays or asked.shares or asked.chunks > 1 or asked.tiled or load.work.is_rough:
         return
-    counts = COUNTS if asked.micro_batches is None else (asked.micro_batches,)
-    yield from (one for one in counts if 1 < one <= load.work.pictures)
+    if asked.micro_batches is None:
+        yield from (one for one in COUNTS if one <= load.work.pictures)
+    elif asks_for_parts(load) and load.work.pictures > 1:
+        yield asked.micro_batches  # or in one a picture where there are fewer
 
 
 def _bound(load: Load, machine: Machine, devices: Sequence[Device], count: int) -> float:
