@@ -1,10 +1,10 @@
 """Layer splits through which the pictures of a call go in turn, as ways: while a device has one part, another the next.
 
 A call that can be taken apart along its pictures (`batches.division`) takes as long as the last part needs to come
-through all devices. Each part waits for the device to have done the part before, and for the device before it to have
-done its own (`makespan`). So devices shall have about as much to do: blocks are given to them in order, none of which
-has more than some seconds; of several limits the one of which the call ends first is taken. Weights stay on devices,
-for they would come for each part.
+through all devices. Each part waits for the device and the link to it to be done with the part before, and for the
+device before it to have done its own (`makespan`). So devices shall have about as much to do: blocks are given to them
+in order, none of which has more than some seconds; of several limits the one of which the call ends first is taken.
+Weights stay on devices, for they would come for each part.
 """
 
 from __future__ import annotations
@@ -143,14 +143,19 @@ class _InTurn:
         problem, count = self.problem, len(self.rests)
         used = [(at, span) for at, span in enumerate(ranges) if at == 0 or span[1] > span[0]]
         free, end = dict.fromkeys(range(len(ranges)), 0.0), 0.0
+        links: dict[tuple[int, int], float] = {}  # when each is free of the part before
         for part in range(count):
             ready, before = 0.0, 0
             for at, (start, stop) in used:
                 nbytes = problem.pieces[start - 1].boundary if start else problem.rest.boundary
-                ready += problem.crossing(before, at, nbytes // count)
+                if before != at:
+                    ready = max(ready, links.get((before, at), 0.0)) + problem.crossing(before, at, nbytes // count)
+                    links[before, at] = ready
                 free[at] = ready = max(free[at], ready) + self.seconds(at, part, start, stop)
                 before = at
-            end = max(end, ready + problem.crossing(before, 0, problem.pieces[-1].boundary // count))
+            ready = max(ready, links.get((before, 0), 0.0))
+            end = ready + problem.crossing(before, 0, problem.pieces[-1].boundary // count)
+            links[before, 0] = end
         return end
 
 

@@ -133,6 +133,16 @@ def test_there_is_none_of_one_picture_nor_where_something_else_was_asked_for(ask
     assert way.micro_batches == 1
 
 
+def test_parts_wait_for_the_link_that_the_part_before_is_on() -> None:
+    """So that what crosses takes as long in parts as whole."""
+    one, given = component(8, asked=Asked(CARDS[:2], mode="auto", micro_batches=8)), budgets(150, 150)
+    on = machine(CARDS[:2])
+    slow = {device: replace(on.speeds[device], peer=1e6) for device in CARDS[:2]}
+    on = Machine(on.devices, Speeds({**slow, CPU: on.speeds[CPU]}, 1e6, latency=0.0), CPU)
+    (way,) = options_in_turn(one, on, given, (), 0.0)
+    assert way.seconds >= 20 * MIB / 1e6
+
+
 def test_the_number_that_was_asked_for_is_taken() -> None:
     way = found(component(8, asked=Asked(mode="auto", micro_batches=3)), machine(), budgets(150, 150)).ways["diffusion"]
     assert way.micro_batches == 3
