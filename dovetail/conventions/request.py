@@ -78,7 +78,8 @@ class Request:
 
         ``components`` maps attribute names to roles. Without ``auto_fit`` what is left open is on the main device,
         without ``multi_gpu`` there is one GPU. Raises SpecError, which points at what is wrong, and UsageError for a
-        budget where blocks are compiled, and for short partial sums where nothing is split by tensor.
+        budget where blocks are compiled, and for short partial sums where nothing is split by tensor, or where what
+        asks for them is no truth value.
         """
         if inductor and (max_vram is not None or max_memory is not None):
             raise UsageError(
@@ -86,6 +87,8 @@ class Request:
                 "compiled: leave out one of the two, max_vram (--max-vram) or inductor (--inductor)"
             )
         modes = parse_split_mode(split_mode, components)
+        if not isinstance(bf16_partials, bool):
+            raise UsageError(f"bf16_partials is True or False, and not {bf16_partials!r}: give one of the two")
         if bf16_partials and "tensor" not in (modes.default, *dict(modes.named).values()):
             raise UsageError(
                 "bf16_partials (--bf16-partials) is for the sums that devices exchange under a tensor split, and "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any, TypeVar
 
 from ..compiler.devices.device import Device
@@ -23,8 +25,11 @@ from ..compiler.spec.items import ByComponent
 from ..compiler.spec.modes import QUICKEST, TOGETHER, Shares, SplitMode
 from ..compiler.units import format_bytes
 from ..conventions.request import Request
+from ..passes.fit.options import Option
 from ..passes.fit.plan import PlacedComponent, Plan
 from ..passes.fit.workload import Asked, Budgets
+
+logger = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=ByComponent[Any])
 
@@ -124,7 +129,12 @@ def request_of(request: Request, plan: Plan, roles: Mapping[str, str]) -> Reques
     together = {one.name for one in found if request.mode_for(one.name, roles[one.name]) in TOGETHER}
     modes = {one.name: one.mode for one in found if one.name in unsettled | (together & unplaced)}
     split = request.split_mode if request.split_mode.default != QUICKEST else SplitMode(None, request.split_mode.named)
-    in_parts = {one.name: one.micro_batches for one in found if one.micro_batches > 1}
+    in_parts = {
+        one.name: parts
+        for one in found
+        for parts in [micro_batches_found(request, one, roles[one.name], one.name in unsettled)]
+        if parts != request.micro_batches.count_for(one.name, roles[one.name])
+    }
     return replace(
         request,
         backend=backend,
@@ -133,6 +143,31 @@ def request_of(request: Request, plan: Plan, roles: Mapping[str, str]) -> Reques
         params_backend=_with(replace(request.params_backend, named=said), rests),
         tensor_split=_with(request.tensor_split, {one.name: over_all(one) for one in unsplit}),
     )
+
+
+def micro_batches_found(request: Request, way: PlacedComponent | Option, role: str, is_unsettled: bool) -> int:
+    """In how many micro-batches a component is computed that was placed so.
+
+    Where its mode was found, and pictures go through its layers whole though a number was asked for, this is said.
+    """
+    asked = request.micro_batches.count_for(way.name, role)
+    if way.micro_batches > 1:
+        return way.micro_batches
+    if not is_unsettled or way.mode != "layer" or len(way.devices) == 1:
+        return asked
+    if asked > 1:
+        _tell_whole(way.name, asked)
+    return 1
+
+
+@cache
+def _tell_whole(name: str, count: int) -> None:
+    logger.warning(
+        "%s is not computed in %d micro-batches: beside a split mode that is to be found it is where a call is of "
+        "several pictures that do not depend on each other, its weights stay on their devices, and neither shares nor "
+        "chunks are asked for; name the mode, --split-mode layer",
+        name, count,
+    )  # fmt: skip
 
 
 def _with(setting: S, values: Mapping[str, object]) -> S:

@@ -24,7 +24,7 @@ from ..passes.fit.options import Option
 from ..passes.fit.search import Solution
 from ..passes.fit.workload import Load, Over
 from ..passes.rewrites.chunk import chunks_of
-from .asked import leaves_devices_open
+from .asked import leaves_devices_open, micro_batches_found
 from .chains import COUNTS
 from .decide import Member, TracedCall, decide, loads_of, tightened
 
@@ -144,7 +144,7 @@ def _placed(request: Request, solution: Solution, name: str) -> Request:
     if request.mode_for() not in TOGETHER and not request.chooses_mode():
         return replace(request, backend=backend, tensor_split=asked)
     split = asked if way.mode == "layer" else _shares_said(request, way)
-    in_parts = parse_micro_batches(way.micro_batches) if way.micro_batches > 1 else request.micro_batches
+    in_parts = parse_micro_batches(micro_batches_found(request, way, "", request.chooses_mode()))
     return replace(
         request, backend=backend, split_mode=parse_split_mode(way.mode), tensor_split=split, micro_batches=in_parts
     )

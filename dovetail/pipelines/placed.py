@@ -71,7 +71,6 @@ class PlacedPipeline(Deciding):
         plans: str | os.PathLike[str] | None = None,
     ) -> None:
         self._plans = Plans(plans) if plans is not None else None
-        request = self._plans.completed(request) if self._plans else request
         super().__init__()
         self._pipe = weakref.ref(pipe)
         self._pipes = [self._pipe]
@@ -80,8 +79,9 @@ class PlacedPipeline(Deciding):
         self.borrowed = placed_already(modules)
         self.has_shared = False
         refuse_taken(pipe, self.borrowed)
-        request = cast("Settings", named_in(request, self.borrowed))
         roles = {name: role_of_module(name, module) for name, module in modules.items()}
+        request = self._plans.completed(request, roles) if self._plans else request
+        request = cast("Settings", named_in(request, self.borrowed))
         self._request = count_held_as_free(Request.parse(**request, components=roles), modules)
         self._asked_rig, self._brought = self._request.rig, -1
         self._passes = passes

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from ..compiler.ir.eligibility import marks_by_name
 from ..compiler.ir.program import Program
 from ..compiler.ir.signature import Signature, TensorLeaf, is_same
 from ..compiler.ir.structure import is_leaf, show_structure
+from ..compiler.spec.modes import parse_split_mode
 from ..compiler.spec.residency import Residency
 from ..conventions.spellings import Settings
 from ..passes.batches.divide import micro_batches_asked
@@ -28,7 +29,7 @@ from ..passes.infra.base import Pass
 from ..passes.pipeline import as_planned
 from ..passes.placement.assignment import Assigned
 from ..passes.rewrites.chunk import chunks_of
-from ..passes.states.states import has_short_terms, split_mode_of
+from ..passes.states.states import States, has_short_terms, split_mode_asked, split_mode_of
 from .reading import read_plan
 
 logger = logging.getLogger(__name__)
@@ -67,17 +68,27 @@ class Plans:
         self._told: set[str] = set()
         self.traces: Mapping[str, Path] = dict(_traces(files))
 
-    def completed(self, request: Settings) -> Settings:
-        """A request for devices in which what a person left out is as the plans have it."""
-        found = Settings(**request)
+    def completed(self, request: Settings, roles: Mapping[str, str] | None = None) -> Settings:
+        """A request for devices in which what a person left out is as the plans have it.
+
+        ``roles`` are those of the components by name. Raises SpecError for a split mode that is none.
+        """
+        roles, found = roles or {}, Settings(**request)
+        said = parse_split_mode(found.get("split_mode"), roles)
         if not found.get("backend"):
             found["backend"] = {one.component: "&".join(map(str, one.program.devices)) for one in self._plans}
             modes = {one.component: split_mode_of(one.program) for one in self._plans}
-            others = {name: mode for name, mode in modes.items() if mode != "layer"}
-            if others and found.get("split_mode") in (None, "layer"):
-                found["split_mode"] = others
-                is_short = any(has_short_terms(one.program) for one in self._plans)
-                found["bf16_partials"] = found.get("bf16_partials", False) or is_short
+            others = {
+                name: mode
+                for name, mode in modes.items()
+                if mode != "layer" and said.get(name, roles.get(name, "")) is None
+            }
+            said = replace(said, named=(*said.named, *others.items()))
+            if others:
+                found["split_mode"] = dict(said.named)  # there is no default, or nothing would be left out
+        tensor = [one for one in self._plans if said.get(one.component, roles.get(one.component, "")) == "tensor"]
+        if any(has_short_terms(one.program) for one in tensor):
+            found["bf16_partials"] = True
         if not found.get("params_backend"):
             kept = {one.component: one.program.kept for one in self._plans}
             away = {name: where.value for name, where in kept.items() if where is not Residency.DEVICE}
@@ -96,7 +107,7 @@ class Plans:
         """Passes that place a traced call by the plan of it; None, which is said with the reason, where none fits."""
         reasons = []
         for plan in (one for one in self._plans if one.component == component):
-            why = _why_not(plan.program, traced, residency)
+            why = _why_not(plan.program, traced, residency) or _why_not_so(plan.program, steps)
             if not why:
                 logger.info("%s is placed by the plan %s", component, plan.path)
                 return as_planned(steps, plan.program, dict(_assigned(plan.program, traced)))
@@ -157,6 +168,22 @@ def _why_not(plan: Program, traced: Program, residency: Residency) -> str:
     return (
         f"{moved[0]} is on {plan.home[moved[0]]}, and another call has it on {traced.home[moved[0]]}" if moved else ""
     )
+
+
+def _why_not_so(plan: Program, steps: Sequence[Pass]) -> str:
+    """Why a plan is not of what passes would do: the first difference of their split modes; empty where there is none.
+
+    What was to be split under a mode and could not be is by layers, as passes of either mode would have it.
+    """
+    if len(plan.devices) == 1:
+        return ""
+    own, mode = split_mode_of(plan), split_mode_asked(map(str, steps))
+    if mode not in (own, split_mode_asked(plan.history)):
+        return f"it is split by {own}, and here by {mode}"
+    is_short = any(isinstance(one, States) and one.has_short_terms for one in steps)
+    if own == "tensor" and has_short_terms(plan) and not is_short:
+        return "its devices send partial sums in bfloat16 (bf16_partials), and here as they are"
+    return ""
 
 
 def _is_on_host(plan: Program) -> bool:

@@ -1,14 +1,15 @@
 """Layer splits through which the pictures of a call go in turn, as ways: while a device has one part, another the next.
 
 A call that can be taken apart along its pictures (`batches.division`) takes as long as the last part needs to come
-through all devices. Each part waits for the device to have done the part before, and for the device before it to have
-done its own (`makespan`). So devices shall have about as much to do: blocks are given to them in order, none of which
-has more than some seconds; of several limits the one of which the call ends first is taken. Weights stay on devices,
-for they would come for each part.
+through all devices. Each part waits for the device and the link to it to be done with the part before, and for the
+device before it to have done its own (`makespan`). So devices shall have about as much to do: blocks are given to them
+in order, none of which has more than some seconds; of several limits the one of which the call ends first is taken.
+Weights stay on devices, for they would come for each part.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -33,7 +34,11 @@ _STEPS = 30  # of the search for the least
 def options_in_turn(
     load: Load, machine: Machine, budgets: Budgets, lists: Sequence[tuple[Device, ...]], least: float
 ) -> Iterator[Option]:
-    """The ways of a component on several devices through which parts go in turn, quicker than the ``least`` known."""
+    """The ways of a component on several devices through which parts go in turn, quicker than the ``least`` known.
+
+    Where a number of parts was asked for, the quickest ways in so many, whatever else is quicker.
+    """
+    least = math.inf if asks_for_parts(load) else least
     several = [one for one in ([load.asked.devices] if load.asked.devices else lists) if len(one) > 1]
     for count in _counts(load) if several else ():
         for devices in several:
@@ -45,14 +50,21 @@ def options_in_turn(
                     yield found
 
 
+def asks_for_parts(load: Load) -> bool:
+    """Whether the pictures of a component are to go through a layer split in a number of parts that was said."""
+    return (load.asked.micro_batches or 1) > 1
+
+
 def _counts(load: Load) -> Iterator[int]:
     """In how many parts the pictures of a component are tried."""
     asked = load.asked
     stays = asked.residency in (None, Residency.DEVICE)
     if load.work is None or not stays or asked.shares or asked.chunks > 1 or asked.tiled or load.work.is_rough:
         return
-    counts = COUNTS if asked.micro_batches is None else (asked.micro_batches,)
-    yield from (one for one in counts if 1 < one <= load.work.pictures)
+    if asked.micro_batches is None:
+        yield from (one for one in COUNTS if one <= load.work.pictures)
+    elif asks_for_parts(load) and load.work.pictures > 1:
+        yield asked.micro_batches  # or in one a picture where there are fewer
 
 
 def _bound(load: Load, machine: Machine, devices: Sequence[Device], count: int) -> float:
@@ -131,14 +143,19 @@ class _InTurn:
         problem, count = self.problem, len(self.rests)
         used = [(at, span) for at, span in enumerate(ranges) if at == 0 or span[1] > span[0]]
         free, end = dict.fromkeys(range(len(ranges)), 0.0), 0.0
+        links: dict[tuple[int, int], float] = {}  # when each is free of the part before
         for part in range(count):
             ready, before = 0.0, 0
             for at, (start, stop) in used:
                 nbytes = problem.pieces[start - 1].boundary if start else problem.rest.boundary
-                ready += problem.crossing(before, at, nbytes // count)
+                if before != at:
+                    ready = max(ready, links.get((before, at), 0.0)) + problem.crossing(before, at, nbytes // count)
+                    links[before, at] = ready
                 free[at] = ready = max(free[at], ready) + self.seconds(at, part, start, stop)
                 before = at
-            end = max(end, ready + problem.crossing(before, 0, problem.pieces[-1].boundary // count))
+            ready = max(ready, links.get((before, 0), 0.0))
+            end = ready + problem.crossing(before, 0, problem.pieces[-1].boundary // count)
+            links[before, 0] = end
         return end
 
 

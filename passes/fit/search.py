@@ -36,7 +36,7 @@ import numpy as np
 from ...compiler.devices.device import Device
 from ...compiler.spec.residency import Residency
 from .groups import MODES, group_options, groups_of, quick_options
-from .in_turn import options_in_turn
+from .in_turn import asks_for_parts, options_in_turn
 from .machine import Machine
 from .options import Option, option, options_of, proportional
 from .workload import Budgets, Load
@@ -138,11 +138,17 @@ class Trial:
             yield from options_of(load.by_layers, self.machine, budgets, alone, self.places)
 
     def _quickest(self, load: Load, budgets: Budgets) -> Iterator[Option]:
-        """The ways on one device and by layers, and those under modes, but for trifles."""
+        """The ways on one device and by layers, and those under modes, but for trifles.
+
+        Where a number of micro-batches was asked for, ways by layers that are not in so many are left out, if any is.
+        """
         least, only = math.inf, self.only.get(load.name, "")
         lists = [one for one in self.lists if only in ("", _kind(one))]
+        in_parts = list(self._in_parts(load, budgets)) if only in ("", LAYER) else []
+        yield from in_parts
         for way in options_of(load.by_layers, self.machine, budgets, lists, self.places):
-            if only in ("", LAYER if load.asked.devices else _kind(way.devices)):
+            is_whole = len(way.devices) > 1 and way.residency is Residency.DEVICE
+            if only in ("", LAYER if load.asked.devices else _kind(way.devices)) and not (in_parts and is_whole):
                 least = min(least, way.seconds)
                 yield way
         if load.name in self.trifles and not only:
@@ -151,8 +157,13 @@ class Trial:
         for way in quick_options(load, self.machine, budgets, self.groups, self.places, modes, least):
             least = min(least, way.seconds)
             yield way
-        if only in ("", LAYER):
+        if only in ("", LAYER) and not in_parts:
             yield from options_in_turn(load, self.machine, budgets, self.lists, least)
+
+    def _in_parts(self, load: Load, budgets: Budgets) -> Iterator[Option]:
+        """The ways by layers in as many micro-batches as were asked for, if they were."""
+        if asks_for_parts(load):
+            yield from options_in_turn(load, self.machine, budgets, self.lists, math.inf)
 
     @cached_property
     def trifles(self) -> frozenset[str]:
@@ -175,6 +186,8 @@ class Trial:
         is_together = said.seeks_group and not said.chooses_mode
         is_together |= self.only.get(load.name, LAYER) != LAYER
         if said.devices or said.residency or said.shares or is_together or said.tiled:
+            return []
+        if said.chooses_mode and any(self._in_parts(load, self.budgets)):
             return []
         return [one for one in self.lists if len(one) > 1]
 

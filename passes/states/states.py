@@ -10,6 +10,7 @@ It stands in the place of ``place``, which it falls back to where a mode is not 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
@@ -114,9 +115,20 @@ def split_mode_of(program: Program) -> str:
     """The split mode of a program: ``row``, that of its states, or ``layer``."""
     if program.is_sliced:
         return "row"
-    steps = [step.partition("mode=")[2] for step in program.history if step.startswith(f"{States.name}{{")]
-    named = next((mode for mode in TOGETHER if steps and steps[-1].startswith(mode)), "layer")
-    return named if program.is_grouped else "layer"
+    return split_mode_asked(program.history) if program.is_grouped else "layer"
+
+
+def split_mode_asked(steps: Iterable[str]) -> str:
+    """The split mode that passes are to bring about, by their texts; what cannot be split so is by layers."""
+    mode = "layer"
+    for step in steps:
+        name, _, options = step.partition("{")
+        if name == "rows":
+            mode = "row"
+        elif name == States.name:
+            asked = options.partition("mode=")[2]
+            mode = next((one for one in TOGETHER if asked.startswith(one)), "layer")
+    return mode
 
 
 @cache

@@ -76,7 +76,7 @@ def generate(
     _check_files(output, profile, latents_to)
     inputs.check()
     pipeline = inputs.added_to(_whole(find_pipeline(model, source), model))
-    request = where.check(pipeline.components)
+    request = where.check(pipeline.components, has_plans=plans is not None)
     typed = painting.prompt(prompt)
     prompt, adapters = loras.arguments(typed, pipeline)
     given = {"prompt": prompt, **painting.arguments(), **size.arguments()}
@@ -126,7 +126,9 @@ def generate(
     if json:
         told = {"files": list(map(str, files)), "seed": seeds[0], "seconds": round(sum(phases.seconds.values()), 3)}
         modes = {one.component: one.mode for one in taken}
-        print_json({**told, **document_of(phases, peaks, reserved), "call": _told(arguments), "modes": modes})
+        parts = {one.component: one.micro_batches for one in taken if one.micro_batches > 1}
+        found = {"modes": modes, **({"micro_batches": parts} if parts else {})}
+        print_json({**told, **document_of(phases, peaks, reserved), "call": _told(arguments), **found})
     else:
         if quicker is not None:
             print(quicker, file=sys.stderr)

@@ -222,13 +222,16 @@ class Where:
         """The option that names the devices, where they are here: on another machine they are as that has them."""
         return ["--rig", self.rig] if self.rig and Devices.parse(self.rig).present else []
 
-    def check(self, components: Mapping[str, str]) -> Request:
+    def check(self, components: Mapping[str, str], *, has_plans: bool = False) -> Request:
         """The request for a pipeline of these components (attribute name → role), once tiles are read too.
 
+        With plans it is not whole yet: whether something is split by tensor is checked when they are read.
         Raises SpecError where it is written wrongly, UsageError where weights cannot rest.
         """
         parse_tiling(self.vae_tiling)
-        request = Request.parse(**self.arguments, components=components)
+        arguments = self.arguments
+        arguments["bf16_partials"] = self.bf16_partials and not has_plans
+        request = Request.parse(**arguments, components=components)
         for attribute, role in components.items():
             request.residency_for(attribute, role, request.devices_for(attribute, role))
         return request

@@ -10,12 +10,14 @@ import pytest
 import torch
 
 import dovetail
+from dovetail.cli.options.shared import Where
 from dovetail.compiler.errors import PlanFileError, ProgramTextError, UsageError
 from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.text.plan_file import load_plan
+from dovetail.passes.pipeline import default_passes
 from dovetail.passes.rewrites.chunk import chunks_of
 from dovetail.passes.states.solve import Solver
-from dovetail.passes.states.states import split_mode_of
+from dovetail.passes.states.states import has_short_terms, split_mode_of
 from dovetail.plans.folder import Plans
 from testbed.pipelines.tiny_pipelines import flux
 from tests.command_line import done
@@ -225,3 +227,80 @@ def test_states_of_plans_are_not_solved_for_again(
     (found,), (known,) = (one.dovetail.programs["transformer"] for one in (pipe, wanted))
     assert str(found.program.schedule) == str(known.program.schedule)
     assert split_mode_of(found.program) == "tensor"
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plan of a model that is split by tensor and whose terms cross in bfloat16."""
+    place, x = tmp_path_factory.mktemp("short"), torch.randn(1, 4096, WIDTH)
+    split = {"backend": BACKEND, "split_mode": "tensor", "bf16_partials": True}
+    dovetail.compile(Model().eval(), (x,), **split).save(place / "unet.json")
+    return place
+
+
+@pytest.mark.parametrize(
+    ("typed", "mode", "is_short"),
+    [
+        (None, {"unet": "tensor"}, True),
+        ("", {"unet": "tensor"}, True),
+        ({}, {"unet": "tensor"}, True),
+        ("te=layer", {"te": "layer", "unet": "tensor"}, True),
+        ("tensor", "tensor", True),
+        ("diffusion=tensor", "diffusion=tensor", True),
+        ("layer", "layer", False),
+        ("diffusion=layer", "diffusion=layer", False),
+        ("auto", "auto", False),
+        ("te=tensor,sequence", "te=tensor,sequence", False),
+    ],
+)
+def test_a_mode_that_was_typed_stands_and_what_was_left_out_is_as_in_the_plans(
+    short: Path, typed: Any, mode: Any, is_short: bool
+) -> None:
+    found = Plans(short).completed({"split_mode": typed}, {"unet": "diffusion", "text": "te"})
+    assert (found["split_mode"], found.get("bf16_partials", False)) == (mode, is_short)
+
+
+@pytest.mark.parametrize(
+    ("mode", "terms", "why"),
+    [
+        ("tensor", "bfloat16", ""),
+        ("layer", "", "it is split by tensor, and here by layer"),
+        ("row", "", "it is split by tensor, and here by row"),
+        ("sequence", "", "it is split by tensor, and here by sequence"),
+        ("tensor", "", "its devices send partial sums in bfloat16 (bf16_partials), and here as they are"),
+    ],
+)
+def test_a_plan_of_another_mode_is_not_used_and_this_is_said(
+    short: Path, mode: str, terms: str, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    plan = load_plan(short / "unet.json")[0]
+    assert has_short_terms(plan)
+    steps = default_passes(split_mode=mode, terms=terms)
+    found = Plans(short).passes(steps, "unet", plan, Residency.DEVICE)
+    assert (found is None) == bool(why)
+    assert why in caplog.text
+    assert ("no plan in" in caplog.text) == bool(why)
+
+
+def test_a_plan_of_what_could_not_be_split_is_used_under_the_mode_that_was_asked_for(tmp_path: Path) -> None:
+    """It is by layers then, as it would be anew."""
+    compiled = dovetail.compile(Model().eval(), (torch.randn(1, 8, WIDTH),), backend=BACKEND, split_mode="batch")
+    assert split_mode_of(compiled.program) == "layer"
+    compiled.save(tmp_path / "unet.json")
+    for mode, is_used in (("batch", True), ("layer", True), ("tensor", False)):
+        steps = default_passes(split_mode=mode)
+        found = Plans(tmp_path).passes(steps, "unet", load_plan(tmp_path / "unet.json")[0], Residency.DEVICE)
+        assert (found is not None) == is_used
+
+
+def test_beside_plans_short_terms_are_checked_when_the_plans_are_read() -> None:
+    typed, components = Where(bf16_partials=True), {"unet": "diffusion"}
+    typed.check(components, has_plans=True)
+    with pytest.raises(UsageError, match="nothing is split so"):
+        typed.check(components)
+
+
+@pytest.mark.parametrize("given", ["no", "", 1, None])
+def test_whether_terms_are_short_is_a_truth_value(given: Any) -> None:
+    with pytest.raises(UsageError, match="bf16_partials is True or False, and not"):
+        dovetail.compile(Model(), (torch.randn(1, 8, WIDTH),), backend="sim0", bf16_partials=given)

@@ -22,6 +22,7 @@ from dovetail.fitting.asked import request_of
 from dovetail.fitting.chains import chain_of_trace, prepared
 from dovetail.fitting.decide import Member, TracedCall, budgets_of, loads_of, machine_of
 from dovetail.passes.batches.division import NotDivisible
+from dovetail.passes.fit.chain import Chain
 from dovetail.passes.fit.group_work import GroupWork, Work
 from dovetail.passes.fit.in_turn import options_in_turn
 from dovetail.passes.fit.machine import Machine
@@ -132,9 +133,52 @@ def test_there_is_none_of_one_picture_nor_where_something_else_was_asked_for(ask
     assert way.micro_batches == 1
 
 
+def test_parts_wait_for_the_link_that_the_part_before_is_on() -> None:
+    """So that what crosses takes as long in parts as whole."""
+    one, given = component(8, asked=Asked(CARDS[:2], mode="auto", micro_batches=8)), budgets(150, 150)
+    on = machine(CARDS[:2])
+    slow = {device: replace(on.speeds[device], peer=1e6) for device in CARDS[:2]}
+    on = Machine(on.devices, Speeds({**slow, CPU: on.speeds[CPU]}, 1e6, latency=0.0), CPU)
+    (way,) = options_in_turn(one, on, given, (), 0.0)
+    assert way.seconds >= 20 * MIB / 1e6
+
+
 def test_the_number_that_was_asked_for_is_taken() -> None:
     way = found(component(8, asked=Asked(mode="auto", micro_batches=3)), machine(), budgets(150, 150)).ways["diffusion"]
     assert way.micro_batches == 3
+
+
+@pytest.mark.parametrize("named", [(), CARDS[:2]])
+@pytest.mark.parametrize("count", [2, 4])
+def test_layers_through_which_parts_do_not_go_are_none_where_a_number_was_asked_for(
+    named: tuple[Device, ...], count: int
+) -> None:
+    """Parts take longer here than the whole: no device has room for all blocks, and each part is as long as that."""
+    slow = component(4, asked=Asked(named, mode="auto", micro_batches=count))
+    assert isinstance(slow.work, Divided)
+    slow = replace(slow, work=replace(slow.work, whole=replace(slow, chain=longer(slow.chain))))
+    on, given = machine(CARDS[:2]), budgets(150, 150)
+    ways = search([slow], on, given, {"diffusion": "layer"}), found(slow, on, given)
+    assert [one.ways["diffusion"].micro_batches for one in ways if one is not None] == [count, count]
+
+
+def longer(chain: Chain) -> Chain:
+    """A chain that takes ten times as long."""
+    work = [tuple((replace(cost, flops=10 * cost.flops), times) for cost, times in one.work) for one in chain.parts]
+    return replace(chain, parts=tuple(replace(one, work=each) for one, each in zip(chain.parts, work, strict=True)))
+
+
+@pytest.mark.parametrize(("asked", "taken", "kept"), [("2", 1, 1), ("2", 2, 2), ("4", 2, 2), (None, 1, 1)])
+def test_the_request_of_a_way_that_was_found_has_its_number_of_parts(
+    asked: str | None, taken: int, kept: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = component(2)
+    way = replace(found(one, machine(CARDS[:2]), budgets(150, 150)).ways["diffusion"], micro_batches=taken)
+    plan = plan_of(Solution({"diffusion": way}), [one], budgets(150, 150))
+    request = Request.parse(backend="cuda0&cuda1", rig="cuda0=1GiB,cuda1=1GiB", split_mode="auto", micro_batches=asked)
+    asked_for = request_of(request, plan, {"diffusion": "diffusion"})
+    assert asked_for.micro_batches_for("diffusion", "diffusion", CARDS[:2]) == kept
+    assert ("is not computed in 2 micro-batches" in caplog.text) == (asked == "2" and taken == 1)
 
 
 @settings(max_examples=25)
