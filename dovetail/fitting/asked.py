@@ -124,7 +124,8 @@ def request_of(request: Request, plan: Plan, roles: Mapping[str, str]) -> Reques
     together = {one.name for one in found if request.mode_for(one.name, roles[one.name]) in TOGETHER}
     modes = {one.name: one.mode for one in found if one.name in unsettled | (together & unplaced)}
     split = request.split_mode if request.split_mode.default != QUICKEST else SplitMode(None, request.split_mode.named)
-    in_parts = {one.name: one.micro_batches for one in found if one.micro_batches > 1}
+    counts = {one.name: request.micro_batches.get(one.name, roles[one.name]) for one in found}
+    in_parts = {one.name: one.micro_batches for one in found if one.micro_batches not in (1, counts[one.name])}
     return replace(
         request,
         backend=backend,
@@ -179,11 +180,13 @@ def _modes_said(said: SplitMode, roles: Mapping[str, str]) -> str:
 def said_of_places(asked: Request, settings: Mapping[str, str]) -> dict[str, str]:
     """Of the options of a request those that hold of whatever devices a search finds, and that it does not decide.
 
-    These are chunks, micro-batches, and where weights rest if some of them were said to stay on their devices.
+    These are chunks, micro-batches if something was said of them, and where weights rest if some of them were said to
+    stay on their devices.
     """
     words = (asked.params_backend.default, *(word for _, word in asked.params_backend.named))
     stays = any(word is not None and word.text == DEVICE for word in words)
-    kept = ("--chunk", "--micro-batches", *(("--params-backend",) if stays else ()))
+    says_parts = str(asked.micro_batches) != "off"
+    kept = ("--chunk", *["--micro-batches"] * says_parts, *["--params-backend"] * stays)
     return {option: settings[option] for option in kept if option in settings}
 
 

@@ -17,6 +17,7 @@ from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.devices.speeds import Speed, Speeds
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
+from dovetail.compiler.spec import parse_micro_batches
 from dovetail.conventions.request import Request
 from dovetail.fitting.asked import request_of
 from dovetail.fitting.chains import chain_of_trace, prepared
@@ -213,6 +214,9 @@ def test_a_way_takes_what_its_schedule_takes(pictures: int, monkeypatch: pytest.
     way = min(options_in_turn(one, on, given, on.lists(given), float("inf")), key=lambda way: way.seconds)
     placed = request_of(request, plan_of(Solution({"part": way}), loads, given), ROLES)
     assert placed.micro_batches_for("part", "diffusion") == way.micro_batches == pictures
+    said = replace(request, micro_batches=parse_micro_batches(f"diffusion={pictures}", ROLES))
+    again = request_of(said, plan_of(Solution({"part": way}), loads, given), ROLES)
+    assert str(again.micro_batches) == f"diffusion={pictures}", "what was said is not said again by name"
     traced.rig = placed.rig_for("part", "diffusion")
     shares = placed.shares_for("part", "diffusion", traced.rig.devices)
     lowered = PassManager(default_passes(shares, micro_batches=way.micro_batches)).run(traced)
