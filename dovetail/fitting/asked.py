@@ -154,15 +154,16 @@ def settings_of_request(request: Request, roles: Mapping[str, str], alone: Colle
     Args:
         request: what was asked.
         roles: those of the components by name.
-        alone: the components on one device, of which a split mode says nothing.
+        alone: the components on one device, of which a split mode says nothing, nor do micro-batches.
     """
+    in_parts = "" if str(request.micro_batches) == "off" or roles.keys() <= set(alone) else str(request.micro_batches)
     found = {
         "--backend": str(request.backend),
         "--params-backend": str(request.params_backend),
         "--split-mode": _modes_said(request.split_mode, {name: roles[name] for name in roles if name not in alone}),
         "--tensor-split": str(request.tensor_split),
         "--chunk": "" if str(request.chunks) == "off" else str(request.chunks),
-        "--micro-batches": "" if str(request.micro_batches) == "off" else str(request.micro_batches),
+        "--micro-batches": in_parts,
         "--max-vram": str(request.budget),
     }
     return {option: value for option, value in found.items() if value}
