@@ -186,7 +186,7 @@ def said_of_places(asked: Request, settings: Mapping[str, str]) -> dict[str, str
     """
     words = (asked.params_backend.default, *(word for _, word in asked.params_backend.named))
     stays = any(word is not None and word.text == DEVICE for word in words)
-    says_parts = str(asked.micro_batches) != "off"
+    says_parts = str(asked.micro_batches) not in ("", "off")
     kept = ("--chunk", *["--micro-batches"] * says_parts, *["--params-backend"] * stays)
     return {option: settings[option] for option in kept if option in settings}
 
