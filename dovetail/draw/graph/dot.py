@@ -46,7 +46,7 @@ def _written(drawing: Drawing) -> str:
     for number, place in enumerate(places):
         lines += _cluster(place, number, drawn)
     for one in drawn:
-        lines += [_arrow(one, edge, is_row) for edge in one.edges]
+        lines += [_arrow(one, edge) for edge in one.edges]
     for before, after in pairwise(drawn):
         ends = f"{_id(before, before.parts[-1].index)} -> {_id(after, after.parts[0].index)}"
         lines.append(f"  {ends} [style=dotted];")
@@ -87,13 +87,13 @@ def _within(one: Outline, within: str, parts: Sequence[Part]) -> Iterator[str]:
     yield "    }"
 
 
-def _arrow(one: Outline, edge: Edge, is_row: bool) -> str:
+def _arrow(one: Outline, edge: Edge) -> str:
     """An arrow, and what crosses: with room around it, for Graphviz keeps other arrows out of no more than the text."""
     ends = f"{_id(one, edge.source, 'inputs')} -> {_id(one, edge.target, 'results')}"
     if not edge.crosses:
         return f'  {ends} [color="#98a1b0", arrowsize=0.7];'
-    said = f"{_BESIDE}{edge.title}{_BESIDE}"
-    return f"  {ends} [label={_quoted(chr(10) * is_row + said + chr(10) * is_row)}, penwidth=1.6];"
+    said = f"\n{_BESIDE}{edge.title}{_BESIDE}\n"
+    return f"  {ends} [label={_quoted(said)}, penwidth=1.6];"
 
 
 def _id(one: Outline, index: int | None, otherwise: str = "") -> str:
