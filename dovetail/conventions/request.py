@@ -37,6 +37,8 @@ from .spellings import Budgets, Counts, Modes, Places, Shares
 
 logger = logging.getLogger(__name__)
 
+BF16_PARTIALS = "--bf16-partials"
+
 
 @dataclass(frozen=True)
 class Request:
@@ -158,7 +160,7 @@ class Request:
         devices = self.backend.devices_for(attribute, role, self.rig)
         is_told = len(devices) == 1 and not self._is_searched(attribute, role)
         if mode != "layer" and is_told and self._is_asked(self.split_mode, attribute, role):
-            _tell_alone(attribute, devices[0], f"split mode {mode}", mode)
+            _tell_alone(attribute, devices[0], f"split mode {mode}", _several(devices[0], self.rig, mode))
         if mode in TOGETHER:
             check_kinds(attribute or "a module", mode, devices)
         return devices
@@ -209,7 +211,7 @@ class Request:
         count, mode = self.micro_batches.count_for(attribute, role), self.mode_for(attribute, role)
         if count > 1 and len(devices) == 1:
             if not self._is_searched(attribute, role) and self._is_asked(self.micro_batches, attribute, role):
-                _tell_alone(attribute, devices[0], "--micro-batches", mode)
+                _tell_alone(attribute, devices[0], "--micro-batches", _several(devices[0], self.rig, mode))
             return 1
         if count > 1 and mode != "layer":
             _tell_mode(attribute, count, mode)
@@ -232,7 +234,8 @@ class Request:
         """The shares that were asked for, or nothing: free memory decides."""
         is_told = len(devices) == 1 and not self._is_searched(attribute, role)
         if is_told and self._is_asked(self.tensor_split, attribute, role):
-            _tell_alone(attribute, devices[0], "shares (--tensor-split)", self.mode_for(attribute, role))
+            several = _several(devices[0], self.rig, self.mode_for(attribute, role))
+            _tell_alone(attribute, devices[0], "shares (--tensor-split)", several)
         return self.tensor_split.shares_for(attribute, role, devices) or ()
 
     def switch_on(self) -> None:
@@ -241,35 +244,52 @@ class Request:
 
 
 def tell_unused_split(request: Request, roles: Mapping[str, str]) -> None:
-    """Says where a way to split was asked for of all components, and each is on one device whatever is searched."""
+    """Says where a way to split was asked for that no component is split by, whatever is searched.
+
+    That is one which was asked for of all components, where each is on one device, and `--bf16-partials`, where none is
+    split by tensor.
+    """
     asked = {
         f"--split-mode {request.split_mode.default}": request.split_mode.default not in (None, "layer"),
         f"--tensor-split {request.tensor_split}": request.tensor_split.default is not None,
         f"--micro-batches {request.micro_batches}": request.micro_batches.default not in (None, 1),
+        BF16_PARTIALS: request.bf16_partials,
     }
     is_open = any(request.is_open(name, role) for name, role in roles.items())
     if not any(asked.values()) or (is_open and len(request.rig.gpus) > 1):
         return
-    devices = [request.devices_for(name, role) for name, role in roles.items()]
-    if devices and all(len(one) == 1 for one in devices):
+    devices = {name: request.devices_for(name, role) for name, role in roles.items()}
+    sums = [name for name, role in roles.items() if len(devices[name]) > 1 and request.terms_for(name, role)]
+    if devices and all(len(one) == 1 for one in devices.values()):
+        several = _several(next(iter(devices.values()))[0], request.rig, request.split_mode.default or "layer")
         for what in (what for what, is_asked in asked.items() if is_asked):
-            _tell_unused(what, ", ".join(dict.fromkeys(one[0].name for one in devices)))
+            _tell_unused(what, ", ".join(dict.fromkeys(one[0].name for one in devices.values())), several)
+    elif devices and request.bf16_partials and not sums:
+        _tell_no_sums()
 
 
 @cache
-def _tell_unused(what: str, devices: str) -> None:
+def _tell_unused(what: str, devices: str, several: str) -> None:
     logger.warning(
-        "%s is not used, for each component is on one device (%s): name several in --backend, such as sim0&sim1",
-        what,
-        devices,
+        "%s is not used, for each component is on one device (%s): name several in --backend, such as %s",
+        what, devices, several,
+    )  # fmt: skip
+
+
+@cache
+def _tell_no_sums() -> None:
+    """Says once that nothing is split in the mode that short partial sums are for."""
+    logger.warning(
+        "%s is not used, for no component is split by tensor over several devices: name devices of one kind in "
+        "--backend for one that is, or leave it out",
+        BF16_PARTIALS,
     )
 
 
 @cache
-def _tell_alone(attribute: str, device: Device, what: str, mode: str) -> None:
+def _tell_alone(attribute: str, device: Device, what: str, several: str) -> None:
     """Says once that a way to split means nothing on one device."""
     of = f"{attribute}, which" if attribute else "a module that"
-    several = _several(device) if mode in TOGETHER else f"{device}&cpu"
     logger.warning("%s says nothing of %s is on one device, %s: name several, as in %s", what, of, device, several)
 
 
@@ -289,11 +309,22 @@ def _tell_mode(attribute: str, count: int, mode: str) -> None:
     )  # fmt: skip
 
 
-def _several(device: Device) -> str:
-    """Two devices of one kind, as devices that compute together are: one and another, if there is more than one."""
-    if device.kind in SINGLE:
-        return "cuda0&cuda1"
-    return f"{device}&{replace(device, index=0 if device.index else 1)}"
+def _several(device: Device, rig: Rig, mode: str) -> str:
+    """An example of two devices for a component that is on one: of those of the rig, where it has two that will do.
+
+    Devices that compute together are of one kind, as they are where the mode is to be found.
+    """
+    is_alike = mode in (*TOGETHER, QUICKEST)
+    if device.kind not in SINGLE:
+        others = [one for one in rig.gpus if one.kind == device.kind and one != device]
+        another = replace(device, index=0 if device.index else 1) if is_alike else rig.host
+        return f"{device}&{next(iter(others), another)}"
+    kinds = [one.kind for one in rig.gpus]
+    alike = [one for one in rig.gpus if one.kind not in SINGLE and kinds.count(one.kind) > 1]
+    if alike:
+        return "&".join(str(one) for one in alike[:2])
+    others = [one for one in rig if one != device]
+    return f"{others[0]}&{device}" if others and not is_alike else "sim0&sim1"
 
 
 def switch_on(rig: Rig) -> None:

@@ -12,7 +12,9 @@ from ..compiler.units import counted, format_bytes
 from ..draw.text.reasons import reason_for
 from ..fitting.decide import speeds_here
 from ..passes.simulate.memory import simulate
+from ..passes.states.states import has_short_terms
 from ..planning.parts import Part
+from ..planning.shared_work import SHORTENED
 from ..planning.table import Account
 from .facts import sentences_of
 from .what_if import with_faster_links, with_more_memory
@@ -68,6 +70,7 @@ def explain_programs(programs: Mapping[str, Program]) -> Iterator[str]:
         for device, usage in simulate(program).items():
             rest = f"{format_bytes(usage.weights)} of weights and {format_bytes(usage.total - usage.weights)} of values"
             told.append(_full(device, usage.total, program.rig[device], rest))
+        told += [_sentence(SHORTENED)] * has_short_terms(program)
         yield " ".join(told)
 
 

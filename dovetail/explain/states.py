@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from ..compiler.ir.program import Program
 from ..compiler.units import counted, format_bytes
-from ..passes.states.states import has_short_terms
 from ..planning.shared_work import WAYS, classes_of, exchanges_of
 
 
@@ -21,5 +20,3 @@ def states_in_words(program: Program) -> Iterator[str]:
         yield f"Of the {counted(sum(one.ways.values()), 'operation')} of {one} {', '.join(parts)}."
     for each in exchanges_of(program):
         yield f"Devices exchange {format_bytes(each.nbytes)} a call in {each}."
-    if has_short_terms(program):
-        yield "Terms of float32 sums cross in bfloat16, in half the bytes, which changes bits (--bf16-partials)."

@@ -188,15 +188,16 @@ def settings_of_request(request: Request, roles: Mapping[str, str], alone: Colle
     Args:
         request: what was asked.
         roles: those of the components by name.
-        alone: the components on one device, of which a split mode says nothing.
+        alone: the components on one device, of which a split mode says nothing, nor do micro-batches.
     """
+    in_parts = "" if str(request.micro_batches) == "off" or roles.keys() <= set(alone) else str(request.micro_batches)
     found = {
         "--backend": str(request.backend),
         "--params-backend": str(request.params_backend),
         "--split-mode": _modes_said(request.split_mode, {name: roles[name] for name in roles if name not in alone}),
         "--tensor-split": str(request.tensor_split),
         "--chunk": "" if str(request.chunks) == "off" else str(request.chunks),
-        "--micro-batches": "" if str(request.micro_batches) == "off" else str(request.micro_batches),
+        "--micro-batches": in_parts,
         "--max-vram": str(request.budget),
     }
     return {option: value for option, value in found.items() if value}
@@ -214,11 +215,13 @@ def _modes_said(said: SplitMode, roles: Mapping[str, str]) -> str:
 def said_of_places(asked: Request, settings: Mapping[str, str]) -> dict[str, str]:
     """Of the options of a request those that hold of whatever devices a search finds, and that it does not decide.
 
-    These are chunks, micro-batches, and where weights rest if some of them were said to stay on their devices.
+    These are chunks, micro-batches if something was said of them, and where weights rest if some of them were said to
+    stay on their devices.
     """
     words = (asked.params_backend.default, *(word for _, word in asked.params_backend.named))
     stays = any(word is not None and word.text == DEVICE for word in words)
-    kept = ("--chunk", "--micro-batches", *(("--params-backend",) if stays else ()))
+    says_parts = str(asked.micro_batches) not in ("", "off")
+    kept = ("--chunk", *["--micro-batches"] * says_parts, *["--params-backend"] * stays)
     return {option: settings[option] for option in kept if option in settings}
 
 

@@ -279,7 +279,8 @@ def why_not_used(solution: Solution, loads: Sequence[Load], machine: Machine, bu
         if kind not in known:
             known[kind] = _why(device, heavy, solution, loads, machine, budgets)
         told[device in used, known[kind]].append(device)
-    return [_said_of(devices, heavy.name, is_used, why) for (is_used, why), devices in told.items()]
+    how = "" if heavy.asked.chooses_mode else " by layers"
+    return [_said_of(devices, heavy.name, is_used, f"too{how} {why}") for (is_used, why), devices in told.items()]
 
 
 def _said_of(devices: Sequence[Device], heavy: str, is_used: bool, why: str) -> str:
@@ -287,7 +288,7 @@ def _said_of(devices: Sequence[Device], heavy: str, is_used: bool, why: str) -> 
     names = joined(devices)
     over = "any of them" if len(devices) > 1 else "it"
     start = "" if is_used else f"{names} {'are' if len(devices) > 1 else 'is'} not used: "
-    return f"{start}splitting {heavy} over {names if is_used else over} too {why}"
+    return f"{start}splitting {heavy} over {names if is_used else over} {why}"
 
 
 def joined(devices: Sequence[Device]) -> str:

@@ -27,6 +27,7 @@ from ..planning.generation import Generation, numbered
 from ..planning.idle import idle_devices, tell_of_idle, unused_gpus
 from ..planning.isolated import isolated
 from ..planning.notes import encoder_notes, file_notes, memory_notes, staging_notes
+from ..planning.shared_work import SHORTENED
 from ..planning.table import Account
 from ..planning.tiling import AUTO, typed
 from ..progress.phases import PLANNING
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SHORTENED = "partial sums of float32 values cross in bfloat16 (--bf16-partials), which changes bits"
 UNCOMPILED = "memory and seconds are those of blocks as they are, not compiled by Inductor"
 
 

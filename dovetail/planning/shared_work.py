@@ -41,6 +41,9 @@ RIGHT_OF_GROUPS = (3, 4, 6, 7)
 HEAD_OF_BLOCKS = ("component", "blocks", "operations", "split", "terms of sums", "whole")
 RIGHT_OF_BLOCKS = (2, 3, 4, 5)
 
+SHORTENED = "partial sums of float32 values cross in bfloat16 (--bf16-partials), which changes bits"
+"""What is said where terms of sums have fewer bytes on their way."""
+
 WAYS = ("split", "terms of sums", "whole")
 """How operations are computed together: each device has a part of a result, a term of it, or all of it."""
 

@@ -28,7 +28,7 @@ from dovetail.compiler.devices.device import Device
 from dovetail.compiler.devices.memory import Memory
 from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.errors import SpecError, UsageError, WeightError
-from dovetail.conventions.request import Request, tell_unused_split
+from dovetail.conventions.request import Request, _several, _tell_no_sums, tell_unused_split
 from dovetail.convert import plan_conversion
 from dovetail.draw.page.page import Page
 from dovetail.progress.phases import Phases
@@ -269,7 +269,7 @@ def test_a_row_split_that_no_component_can_use_is_said_to_be_unused_where_it_was
         tell_unused_split(Request.parse(split_mode="row", backend="sim7", rig="sim7=1GiB"), roles)
     assert [record.message for record in caplog.records] == [
         "--split-mode row is not used, for each component is on one device (sim7): name several in --backend, such as "
-        "sim0&sim1"
+        "sim7&cpu"
     ]
     caplog.clear()
     tell_unused_split(Request.parse(split_mode="layer", backend="sim8", rig="sim8=1GiB"), roles)
@@ -278,11 +278,53 @@ def test_a_row_split_that_no_component_can_use_is_said_to_be_unused_where_it_was
     assert not caplog.text
 
 
+@pytest.mark.parametrize(
+    ("backend", "modes", "said"),
+    [
+        ("cuda6", "tensor", "is not used, for each component is on one device (cuda6): name several in --backend"),
+        ("cuda6,vae=cpu&cuda5", "diffusion=tensor", "is not used, for no component is split by tensor over several"),
+        ("cuda5,unet=cuda5&cuda6", "diffusion=tensor", ""),
+        ("cuda5,unet=cuda5&cuda6", "tensor", ""),
+    ],
+)
+def test_short_partial_sums_are_said_to_be_unused_where_nothing_is_split_by_tensor(
+    backend: str, modes: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    _tell_no_sums.cache_clear()
+    rig = "cuda5=1GiB,cuda6=1GiB,cpu=1GiB"
+    roles = {"unet": "diffusion", "vae": "vae"}
+    request = Request.parse(backend=backend, split_mode=modes, bf16_partials=True, rig=rig, components=roles)
+    tell_unused_split(request, roles)
+    assert f"--bf16-partials {said}" in caplog.text if said else "--bf16-partials" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("rig", "device", "mode", "several"),
+    [
+        ("cuda4=1GiB,cuda7=1GiB", "cuda7", "layer", "cuda7&cuda4"),
+        ("cuda4=1GiB,cuda7=1GiB", "cuda4", "tensor", "cuda4&cuda7"),
+        ("cuda4=1GiB,cuda7=1GiB", "cpu", "layer", "cuda4&cuda7"),
+        ("cuda4=1GiB,xpu0=1GiB", "cuda4", "layer", "cuda4&cpu"),
+        ("cuda4=1GiB,xpu0=1GiB", "cpu", "layer", "cuda4&cpu"),
+        ("cpu=1GiB", "cpu", "layer", "sim0&sim1"),
+    ],
+)
+def test_devices_of_the_rig_are_the_example_of_several(rig: str, device: str, mode: str, several: str) -> None:
+    """They are one of a kind in a mode in which they compute together."""
+    assert _several(Device.named(device), Rig.parse(rig), mode) == several
+
+
+def test_what_is_unused_is_answered_with_devices_of_the_rig(caplog: pytest.LogCaptureFixture) -> None:
+    request = Request.parse(micro_batches=2, backend="cuda8", rig="cuda8=1GiB,cuda9=1GiB")
+    tell_unused_split(request, {"unet": "diffusion"})
+    assert caplog.messages[-1].endswith("name several in --backend, such as cuda8&cuda9")
+
+
 @pytest.mark.parametrize("mode", ["tensor", "sequence", "batch", "spatial"])
 def test_a_mode_on_one_device_is_answered_with_devices_that_it_takes(
     mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for device, several in (("sim6", "sim6&sim0"), ("cuda0", "cuda0&cuda1"), ("cpu", "cuda0&cuda1")):
+    for device, several in (("sim6", "sim6&sim0"), ("cuda0", "cuda0&cuda1"), ("cpu", "sim0&sim1")):
         Request.parse(split_mode={"upscaler": mode}, backend=device, rig=f"{device}=1GiB").devices_for("upscaler")
         assert caplog.messages[-1].endswith(f"is on one device, {device}: name several, as in {several}")
         rig = ",".join(f"{one}=1GiB" for one in several.split("&"))

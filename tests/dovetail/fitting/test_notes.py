@@ -34,7 +34,7 @@ def test_devices_that_are_alike_are_in_one_line() -> None:
     assert solution is not None
     lines = why_not_used(solution, loads, on, given)
     assert len(lines) == 1
-    assert lines[0].startswith("cuda1-cuda7 are not used: splitting diffusion over any of them too would be ")
+    assert lines[0].startswith("cuda1-cuda7 are not used: splitting diffusion over any of them too by layers would be ")
     assert why_used(solution, loads, on, given) == []
 
 

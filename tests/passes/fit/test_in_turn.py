@@ -17,8 +17,9 @@ from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.devices.speeds import Speed, Speeds
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
+from dovetail.compiler.spec import parse_micro_batches
 from dovetail.conventions.request import Request
-from dovetail.fitting.asked import request_of
+from dovetail.fitting.asked import request_of, said_of_places, settings_of_request
 from dovetail.fitting.chains import chain_of_trace, prepared
 from dovetail.fitting.decide import Member, TracedCall, budgets_of, loads_of, machine_of
 from dovetail.passes.batches.division import NotDivisible
@@ -257,7 +258,20 @@ def test_a_way_takes_what_its_schedule_takes(pictures: int, monkeypatch: pytest.
     way = min(options_in_turn(one, on, given, on.lists(given), float("inf")), key=lambda way: way.seconds)
     placed = request_of(request, plan_of(Solution({"part": way}), loads, given), ROLES)
     assert placed.micro_batches_for("part", "diffusion") == way.micro_batches == pictures
+    said = replace(request, micro_batches=parse_micro_batches(f"diffusion={pictures}", ROLES))
+    again = request_of(said, plan_of(Solution({"part": way}), loads, given), ROLES)
+    assert str(again.micro_batches) == f"diffusion={pictures}", "what was said is not said again by name"
     traced.rig = placed.rig_for("part", "diffusion")
     shares = placed.shares_for("part", "diffusion", traced.rig.devices)
     lowered = PassManager(default_passes(shares, micro_batches=way.micro_batches)).run(traced)
     assert timeline(lowered, on.speeds).seconds == pytest.approx(way.seconds, rel=NEAR)
+
+
+@pytest.mark.parametrize(("given", "said"), [(None, {}), ("diffusion=2", {"--micro-batches": "diffusion=2"})])
+def test_the_command_has_micro_batches_as_they_were_asked_for_or_as_a_plan_has_them(
+    given: str | None, said: dict[str, str]
+) -> None:
+    asked = Request.parse(rig="cuda0=1GiB,cuda1=1GiB", micro_batches=given, components=ROLES)
+    found = replace(asked, micro_batches=parse_micro_batches(given or "part=2", ROLES))
+    assert said_of_places(asked, settings_of_request(found, ROLES)) == said
+    assert "--micro-batches" not in settings_of_request(found, ROLES, alone=ROLES), "they say nothing of one device"

@@ -18,6 +18,7 @@ from dovetail.compiler.states.parts import sent
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 from dovetail.draw.text.reproduce import settings_of
+from dovetail.explain.sentences import explain_programs
 from dovetail.explain.states import states_in_words
 from dovetail.passes.states.exchanges import flow_of
 from dovetail.passes.states.short_terms import can_be_short
@@ -69,7 +70,9 @@ def test_terms_take_half_the_bytes_and_what_is_planned_is_what_comes(module: nn.
     assert bytes_of_terms(program) * 2 == bytes_of_terms(whole) > 0
     assert has_short_terms(program)
     assert not has_short_terms(whole)
-    assert [" ".join(states_in_words(one)).count("which changes bits") for one in (program, whole)] == [1, 0]
+    said = [" ".join(explain_programs({"model": one})) for one in (program, whole)]
+    assert [one.count("cross in bfloat16 (--bf16-partials), which changes bits") for one in said] == [1, 0]
+    assert "bfloat16" not in " ".join(states_in_words(program)), "a plan says it in a note"
     assert settings_of({"model": program})["--bf16-partials"] == ""
     assert "--bf16-partials" not in settings_of({"model": whole})
     assert verify_deep(program) > 0
