@@ -48,13 +48,16 @@ from dovetail.runtime.executor import Executor
 from dovetail.runtime.store.program_weights import ProgramWeights
 from testbed.sharing import Share, slow_group
 from testbed.zoo.everything import TINY
-from tests.cases import drawn
+from tests.cases import drawn, slow_but
 
 from .parts import offered
 
 SHARES = [(1, 1), (3, 1), (5, 3, 2), (1, 0), (0, 1, 1), (1, 1, 1, 1)]
 OWN_PYTHON = {"CosmosTransformer3DModel"}
 """What no trace takes in float64."""
+LONG = {"UNetMotionModel"}
+"""What takes half a minute: a slow case."""
+SUBJECTS = [*drawn([one for one in TINY if one not in OWN_PYTHON | LONG], 2), *slow_but((), LONG)]
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,7 @@ def outcome(module: torch.nn.Module, call: dict[str, Any], program: Program) -> 
     return found, peaks, sum(sim.stats(index).bytes_in for index in range(count)) - came
 
 
-@pytest.mark.parametrize("name", drawn([one for one in TINY if one not in OWN_PYTHON], 2))
+@pytest.mark.parametrize("name", SUBJECTS)
 @pytest.mark.parametrize("seed", [int(os.environ["DOVETAIL_TEST_SEED"]) % 1000])
 def test_devices_that_compute_together_yield_what_the_module_does(name: str, seed: int) -> None:
     shares = random.Random(f"{name} {seed}").choice(SHARES)
@@ -170,7 +173,7 @@ def expect_sound(module: torch.nn.Module, call: dict[str, Any], program: Program
     assert verify_deep(program) > 0
 
 
-@pytest.mark.parametrize("name", drawn([one for one in TINY if one not in OWN_PYTHON], 2))
+@pytest.mark.parametrize("name", SUBJECTS)
 @pytest.mark.parametrize("seed", [int(os.environ["DOVETAIL_TEST_SEED"]) % 1000])
 def test_states_that_were_solved_run_as_programs(name: str, seed: int) -> None:
     """Those of a mode that is drawn, of those that are possible."""

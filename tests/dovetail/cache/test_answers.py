@@ -78,6 +78,7 @@ def test_what_is_asked_again_is_not_planned_again(
     assert ("and kept since nothing has changed" in second) == (command != "show")
 
 
+@pytest.mark.half
 def test_what_was_planned_for_a_table_is_kept_for_data(cache: Path, model: str, plans: list[None]) -> None:
     done("plan", model, *RIG)
     then, now = (json.loads(done("plan", model, *RIG, "--json")) for _ in range(2))

@@ -16,8 +16,7 @@ ASKED: dict[str, tuple[bool, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.half
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ASKED)
 def test_what_is_refused_is_the_same_without_trying_tiles(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     is_in_vain, words = ASKED[case]

@@ -78,6 +78,7 @@ def test_bits_of_devices_together_are_compared_with_float64(monkeypatch: pytest.
         gpu_mode_checks.near_float64("tensor", ["sim0", "sim1"])
 
 
+@pytest.mark.slow
 def test_bits_of_threads_that_are_delayed_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_thread_checks, "TOGETHER", ("sequence",))
     assert "sequence, micro-batches: 2 threads" in gpu_thread_checks.threads(["sim0", "sim1"], 2)
@@ -86,6 +87,7 @@ def test_bits_of_threads_that_are_delayed_are_compared(monkeypatch: pytest.Monke
         gpu_thread_checks.threads(["sim0", "sim1"], 2)
 
 
+@pytest.mark.slow
 def test_an_error_in_a_thread_is_to_reach_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_thread_checks, "TOGETHER", ("sequence",))
     assert "an error on each device" in gpu_thread_checks.errors_in_threads(["sim0", "sim1"])
