@@ -14,7 +14,7 @@ import dovetail
 from dovetail.cli.app import app
 from dovetail.compiler.errors import SpecError
 from dovetail.conventions.request import Request, _tell_alone
-from dovetail.passes.batches.divide import micro_batches_of
+from dovetail.passes.batches.divide import _tell, micro_batches_of
 from dovetail.passes.pipeline import default_passes, parse_passes
 from dovetail.pipelines.plan import component_plans
 from dovetail.plans.folder import Plans
@@ -107,6 +107,7 @@ def test_what_is_no_number_of_parts_is_refused(given: Any) -> None:
 
 @pytest.mark.half
 def test_a_plan_says_what_is_asked_and_that_calls_of_one_picture_run_whole() -> None:
+    _tell.cache_clear()  # it is said once a process
     asked = ("--backend", "diffusion=sim0&sim1,te=sim1,vae=sim0", "--micro-batches", "diffusion=2", "--steps", "1")
     result = CliRunner().invoke(app, ["plan", *asked])
     assert "for its inputs are of one picture: it runs whole" in result.stderr
