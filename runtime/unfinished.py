@@ -29,7 +29,6 @@ _FORM = frozenset(
 """What is answered at once."""
 
 _TYPES = {getattr(_T, f"is_{kind}").__get__: kind for kind in ("cpu", "cuda", "xpu", "mps", "meta")}
-
 """What asks whether it lies on a device of some type."""
 
 _WHERE = {_T.device.__get__, _T.get_device, *_TYPES}

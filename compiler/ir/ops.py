@@ -81,6 +81,11 @@ def _sum_terms(terms: torch.Tensor, dtype: torch.dtype | None = None) -> torch.T
     return terms.new_empty(terms.shape[1:], dtype=dtype)
 
 
+def adding_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which terms of a dtype are added: float32 for short floats, all others in their own."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
 def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of statistics of values in a dtype: float32, or a longer one."""
     return torch.promote_types(dtype, torch.float32)

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from . import folder
-from .head import ANSWERED, NoEntry, open_entry, read_title
+from .head import ANSWERED, NoEntry
+from .sealed import read_sealed, sealed
 from .surroundings import surroundings
-from .trust import doubt
 
 logger = logging.getLogger(__name__)
 _ours = logging.getLogger(__name__.partition(".")[0])
@@ -137,8 +137,7 @@ def keep(key: str, title: str, answer: Answer) -> None:
     """Writes an answer; ``title`` says of what it is. Where that cannot be, nothing is kept and the log says so."""
     most = folder.limit() if folder.is_on() and not folder.why_not_believed() else 0
     body = json.dumps([answer.told, answer.warnings, time.time()]).encode()
-    of = json.dumps(title)[1:-1].encode()[:2000]
-    head = ANSWERED + of + b"\n" + key.encode() + b"\n" + _digest(body) + b"\n"
+    head = sealed(ANSWERED, title, key, body)
     if len(head) + len(body) > most // _SHARE:
         return
     try:
@@ -148,26 +147,12 @@ def keep(key: str, title: str, answer: Answer) -> None:
 
 
 def _read(path: Path, key: str) -> Answer:
-    with open_entry(path) as file:
-        why = doubt(os.fstat(file.fileno()), path)
-        if why:
-            raise NoEntry(why)
-        read_title(file)
-        own, digest = (file.readline(100).removesuffix(b"\n") for _ in range(2))
-        body = file.read()
-    if own != key.encode():
-        raise NoEntry("it is of something else")
-    if digest != _digest(body):
-        raise NoEntry("it is damaged")
+    body = read_sealed(path, ANSWERED, key)
     try:
         told, warnings, made = json.loads(body)
         return Answer(told, tuple((str(name), str(text)) for name, text in warnings), min(float(made), time.time()))
     except (ValueError, TypeError) as error:
         raise NoEntry("it cannot be read") from error
-
-
-def _digest(body: bytes) -> bytes:
-    return hashlib.blake2b(body, digest_size=20).hexdigest().encode()
 
 
 def _of_model(place: Path) -> Iterator[tuple[object, ...]]:

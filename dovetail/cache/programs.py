@@ -9,9 +9,7 @@ said of their states is said once a process, and those of which passes warned. R
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
-import os
 from dataclasses import replace
 
 from ..compiler.errors import DovetailError
@@ -23,8 +21,8 @@ from ..passes.lowering.lower import Lower
 from ..passes.lowering.verification import Verify
 from . import folder, traces
 from .answers import CannotBeKeptError, environment, own_sources, plain
-from .head import LOWERED, NoEntry, open_entry, read_title
-from .trust import doubt
+from .head import LOWERED, NoEntry
+from .sealed import read_sealed, sealed
 
 logger = logging.getLogger(__name__)
 _ours = logging.getLogger(__name__.partition(".")[0])
@@ -55,17 +53,7 @@ def read(key: str, traced: Program) -> Program | None:
     """The program of a key, made of a trace; None where there is none, or it is damaged or is not to be believed."""
     path = folder.path_of(key, folder.PROGRAM)
     try:
-        with open_entry(path) as file:
-            why = doubt(os.fstat(file.fileno()), path)
-            if why:
-                raise NoEntry(why)
-            read_title(file, LOWERED)
-            title, digest, text = *(file.readline(100).removesuffix(b"\n") for _ in range(2)), file.read()
-        if title != key.encode():
-            raise NoEntry("it is of something else")
-        if digest != _digest(text):
-            raise NoEntry("it is damaged")
-        program = _completed(parse_program(text.decode()), traced)
+        program = _completed(parse_program(read_sealed(path, LOWERED, key).decode()), traced)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, NoEntry, DovetailError, ValueError, KeyError) as error:
@@ -87,9 +75,8 @@ def _keep(key: str, program: Program) -> None:
     if any(" opaque " in line for line in lines) or _stamped() != _IMPORTED:
         return  # opaque values are not in the text; sources that were replaced meanwhile have made nothing of this
     text = "\n".join(lines).encode()
-    head = LOWERED + json.dumps(program.name)[1:-1].encode() + b"\n" + key.encode() + b"\n" + _digest(text) + b"\n"
     try:
-        folder.write(key, [head, text], folder.limit(), folder.PROGRAM)
+        folder.write(key, [sealed(LOWERED, program.name, key, text), text], folder.limit(), folder.PROGRAM)
     except OSError as error:
         logger.info("the program is not kept in %s: %s", folder.place(), str(error))
 
@@ -113,10 +100,6 @@ def _completed(parsed: Program, traced: Program) -> Program:
 def _is_kept(target: object) -> bool:
     """Whether an operation means the same in every process: one of a library of somebody's own may not."""
     return getattr(target, "namespace", "aten") in _NAMESPACES
-
-
-def _digest(text: bytes) -> bytes:
-    return hashlib.blake2b(text, digest_size=20).hexdigest().encode()
 
 
 def _stamped() -> object:

@@ -19,6 +19,7 @@ from ...compiler.ir.ops import (
     GROUP_NORM_BY,
     GROUP_VARIANCES,
     SUM_TERMS,
+    adding_dtype,
     statistics_dtype,
 )
 from ...compiler.ir.program import Program, tensors_of, weight_name
@@ -30,8 +31,6 @@ _PACKED = torch.ops.dovetail
 _UNPACKING = frozenset(
     {_PACKED.quantized_linear.default, _PACKED.quantized_embedding.default, _PACKED.dequantize.default}
 )
-
-_SHORT = frozenset({torch.bfloat16, torch.float16})
 
 _GROUP_NORMS = frozenset({GROUP_MEANS, GROUP_VARIANCES, GROUP_NORM_BY})
 
@@ -60,7 +59,7 @@ def _wide_sum(node: Node, device: Device) -> int:
     terms, (made,) = node.args[0], flat(type_on(node, device))
     assert isinstance(terms, Node)
     dtype = tensors_of(terms)[0].dtype
-    wide = torch.float32 if dtype in _SHORT else dtype
+    wide = adding_dtype(dtype)
     total = made.nbytes // made.dtype.itemsize * wide.itemsize
     adding = total * (2 if device.is_host and dtype != wide else 1)
     rounding = total + made.nbytes * (made.dtype != wide)

@@ -14,6 +14,7 @@ import pytest
 from dovetail import demo
 from dovetail.cache import answers, folder
 from dovetail.cache.answers import Answer, CannotBeKeptError, key_of, plain
+from dovetail.cache.sealed import _digest
 from dovetail.cli.opening.loading import Loading
 from dovetail.compiler.devices.rig import Rig
 from dovetail.passes.states.solve import Solver
@@ -320,7 +321,7 @@ def test_an_answer_of_another_form_is_made_anew(cache: Path) -> None:
     answers.keep("a" * 40, "plan of it", KEPT)
     path = folder.path_of("a" * 40, folder.ANSWER)
     *head, digest, _ = path.read_bytes().split(b"\n")
-    path.write_bytes(b"\n".join([*head, answers._digest(b"[1]"), b"[1]"]))
+    path.write_bytes(b"\n".join([*head, _digest(b"[1]"), b"[1]"]))
     assert len(digest) == 40
     assert answers.read("a" * 40) is None
 
