@@ -130,6 +130,14 @@ CLEANED: list[object] = []
 """The module whose test ended last with a collection of garbage, until another test runs."""
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Gives simulated devices that a test before has bounded the memory of the host again."""
+    if ledger := sys.modules.get("dovetail.runtime.sim.ledger"):
+        bounded = [index for index, device in ledger._devices.items() if device.capacity != ledger._UNBOUND]
+        ledger.set_capacities(dict.fromkeys(bounded, ledger.host_memory()))
+
+
 def pytest_runtest_call() -> None:
     """Notes that a test runs, which may leave garbage."""
     CLEANED.clear()

@@ -86,7 +86,8 @@ def ordered_stride(shape: Sequence[int | str], like: Sequence[int | str]) -> tup
 def stride_of_part(kind: TensorType, sizes: Sequence[int], like: Sequence[int]) -> tuple[int | str, ...]:
     """The strides of a tensor whose axes lie within one another as those of a part of it do.
 
-    Of an axis of which the part has one element strides say nothing: it lies before all axes that follow it in the
+    An axis of which both have one element lies inside those that have its step, as kernels read steps of such an axis
+    too. Of one of which only the part has one element steps say nothing: it lies before all axes that follow it in the
     tensor as it was traced.
 
     >>> kind = TensorType((2, 3, 4), torch.float32, (12, 1, 3), 0)
@@ -94,12 +95,15 @@ def stride_of_part(kind: TensorType, sizes: Sequence[int], like: Sequence[int]) 
     (12, 1, 3)
     >>> stride_of_part(kind, (1, 3, 4), (1, 4, 1))
     (12, 4, 1)
+    >>> stride_of_part(TensorType((5, 1, 4), torch.float32, (4, 4, 1), 0), (2, 1, 4), (4, 1, 1))
+    (4, 1, 1)
     """
     steps = [step if isinstance(step, int) else 0 for step in kind.stride]
     traced = sorted(range(len(steps)), key=lambda axis: -steps[axis])
-    order = sorted((axis for axis, size in enumerate(sizes) if size != 1), key=lambda axis: -like[axis])
+    known = [axis for axis, size in enumerate(sizes) if size != 1 or (kind.shape[axis] == 1 and like[axis] > 0)]
+    order = sorted(known, key=lambda axis: (-like[axis], sizes[axis] == 1))
     for at, axis in reversed(list(enumerate(traced))):
-        if sizes[axis] == 1:
+        if axis not in known:
             order.insert(min(map(order.index, traced[at + 1 :]), default=len(order)), axis)
     return ordered_stride(kind.shape, [len(order) - order.index(axis) for axis in range(len(order))])
 
