@@ -7,7 +7,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -26,32 +26,30 @@ KEY = "DOVETAIL_API_KEY"
 _NEEDED = ("fastapi", "uvicorn", "python_multipart", "prometheus_client")
 
 
+def _who(*names: str, help: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=LISTENING, **more)
+
+
+def _most(*names: str, help: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=BOUNDS, **more)
+
+
 @dataclass(frozen=True)
 class Listening:
     """Where a server listens and to whom, as it was typed."""
 
-    host: Annotated[
-        str,
-        typer.Option(help="Address to listen at; others than this machine's need a key.", rich_help_panel=LISTENING),
-    ] = "127.0.0.1"
-    port: Annotated[
-        int, typer.Option(help="Port to listen at; 0 is any.", min=0, max=65535, rich_help_panel=LISTENING)
-    ] = 7860
+    host: Annotated[str, _who("--host", help="Address to listen at; one that others reach needs a key.")] = "127.0.0.1"
+    port: Annotated[int, _who("--port", help="Port to listen at; 0 is any.", min=0, max=65535)] = 7860
     api_key_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help=f"The key that clients send; or ${KEY}.", rich_help_panel=LISTENING),
+        Path | None, _who("--api-key-file", metavar="FILE", help=f"The key that clients send; or ${KEY}.")
     ] = None
     allow_host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="A further name of this server; repeatable.", rich_help_panel=LISTENING),
+        list[str] | None, _who("--allow-host", metavar="NAME", help="A further name of this server; repeatable.")
     ] = None
     cors: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ORIGIN", help="A site whose pages may ask; repeatable.", rich_help_panel=LISTENING),
+        list[str] | None, _who("--cors", metavar="ORIGIN", help="A site whose pages may ask; repeatable.")
     ] = None
-    name: Annotated[
-        str, typer.Option(metavar="NAME", help="What clients call the model.", rich_help_panel=LISTENING)
-    ] = ""
+    name: Annotated[str, _who("--name", metavar="NAME", help="What clients call the model.")] = ""
 
     def key(self) -> str:
         """The key, of the file or the environment; empty where there is none. Raises UsageError for a bad file."""
@@ -68,23 +66,15 @@ class Allowed:
     """The largest job, and how many may wait, as it was typed."""
 
     queue: Annotated[
-        int,
-        typer.Option(
-            help="So many jobs may wait; more are told to come later.", min=1, max=100_000, rich_help_panel=BOUNDS
-        ),
+        int, _most("--queue", help="So many jobs may wait; more are told to come later.", min=1, max=100_000)
     ] = 32
-    max_side: Annotated[
-        int, typer.Option(help="Pixels of the longest side.", min=1, max=32768, rich_help_panel=BOUNDS)
-    ] = 4096
-    max_pixels: Annotated[int, typer.Option(help="Pixels of a picture.", min=1, max=2**30, rich_help_panel=BOUNDS)] = (
-        2048 * 2048
+    max_side: Annotated[int, _most("--max-side", help="Pixels of the longest side.", min=1, max=32768)] = 4096
+    max_pixels: Annotated[int, _most("--max-pixels", help="Pixels of a picture.", min=1, max=2**30)] = 2048 * 2048
+    max_steps: Annotated[int, _most("--max-steps", help="Steps of a picture.", min=1, max=10_000)] = 200
+    max_count: Annotated[int, _most("--max-count", help="Pictures of a job.", min=1, max=1000)] = 16
+    keep: Annotated[float, _most("--keep", help="Seconds that pictures with an address are kept.", min=1, max=1e6)] = (
+        3600.0
     )
-    max_steps: Annotated[int, typer.Option(help="Steps of a picture.", min=1, max=10_000, rich_help_panel=BOUNDS)] = 200
-    max_count: Annotated[int, typer.Option(help="Pictures of a job.", min=1, max=1000, rich_help_panel=BOUNDS)] = 16
-    keep: Annotated[
-        float,
-        typer.Option(help="Seconds that pictures with an address are kept.", min=1, max=1e6, rich_help_panel=BOUNDS),
-    ] = 3600.0
 
 
 def serve(
