@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,11 +22,11 @@ def brush() -> Brush:
 
 
 @pytest.fixture(scope="module")
-def client(brush: Brush) -> Iterator[TestClient]:
+def client(brush: Brush) -> TestClient:
     served = served_by([brush], model="demo", key="a long key")
     made = TestClient(application(served), base_url="http://127.0.0.1")
     made.auth = ("me", "a long key")
-    yield made
+    return made
 
 
 def picture(colour: str = "red") -> str:
