@@ -14,9 +14,6 @@ from ..work.ticket import DONE, Ticket
 Event = tuple[str, Mapping[str, Any]]
 """The name of an event, and what it says."""
 
-EVERY = 0.1
-"""Seconds between two events of one job, at least."""
-
 
 def stream(events: AsyncIterator[Event]) -> StreamingResponse:
     """An answer of events, none of which is kept on the way."""
@@ -46,7 +43,7 @@ async def watched(
         failed: the events of one that was not.
     """
     try:
-        async for _ in ticket.changes(every=EVERY):
+        async for _ in ticket.changes():
             if not ticket.is_over:
                 for event in progress(ticket):
                     yield event

@@ -171,10 +171,13 @@ class Queue:
             state = GONE
         except BaseException as error:
             ended = {"error": _without_frames(error)}
-        self.preview.end(ticket, pictures[-1] if state == DONE else None)
+        try:
+            self.preview.end(ticket, pictures[-1] if state == DONE else None)
+            self.measures.painted(painter)
+        except Exception as error:  # which a picture is not lost for
+            logger.warning("what was painted cannot be measured: %s", error, exc_info=error)
         with self._changed:
             self._running.remove(ticket)
-        self.measures.painted(painter)
         self._end(ticket, state, **ended)
         if state == DONE:
             self._seconds += 0.2 * (ticket.seconds - self._seconds)
@@ -182,6 +185,7 @@ class Queue:
     def _end(self, ticket: Ticket, state: str, **what: Any) -> None:
         ticket.end(state, **what)
         self.measures.ended(ticket)
+        ticket.tell()
 
     def _retry_after(self) -> int:
         """The seconds until another job has room, as the last ones took."""

@@ -86,12 +86,11 @@ class Ticket:
             raise GoneError
 
     def end(self, state: str, **what: Any) -> None:
-        """Has it be over."""
+        """Has it be over; whoever watches is to be told then."""
         for name, value in what.items():
             setattr(self, name, value)
         self.ended = time.time()
         self.state = state
-        self.tell()
 
     def tell(self) -> None:
         """Wakes whoever watches it; from any thread."""
@@ -101,8 +100,8 @@ class Ticket:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(changed.set)
 
-    async def changes(self, every: float = 0.0) -> AsyncIterator[None]:
-        """Comes at once, after each change, but not more often than every so many seconds, and at the end."""
+    async def changes(self) -> AsyncIterator[None]:
+        """Comes at once, after each change, and at the end."""
         mine = asyncio.get_running_loop(), asyncio.Event()
         with self._lock:
             self._watching.append(mine)
@@ -111,8 +110,6 @@ class Ticket:
                 yield
                 await mine[1].wait()
                 mine[1].clear()
-                if every and not self.is_over:
-                    await asyncio.sleep(every)
         finally:
             with self._lock:
                 self._watching.remove(mine)
