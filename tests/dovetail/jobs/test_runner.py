@@ -7,6 +7,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image, ImageChops
 
 from dovetail.cli.options.shared import Where
@@ -14,6 +15,7 @@ from dovetail.compiler.errors import DoesNotFitError, UsageError
 from dovetail.jobs.job import Job
 from dovetail.jobs.runner import Opening, Runner
 from tests.command_line import done
+from tests.dovetail.recovery.injected import Injected
 
 PLAIN = Job("a red circle", width=32, height=32, steps=2, seed=7)
 
@@ -88,6 +90,17 @@ def test_a_size_that_does_not_fit_is_refused_with_the_words_of_the_plan(runner: 
     for ask in (runner.check, runner.run):
         with pytest.raises(DoesNotFitError, match="sim0"):
             ask(large)
+    assert same(runner.run(PLAIN)[0], before)
+
+
+def test_a_job_for_which_memory_runs_out_leaves_the_next_as_it_was(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = runner.run(PLAIN)[0]
+    with monkeypatch.context() as patch:
+        Injected(patch).fails = lambda _: True
+        with pytest.raises((DoesNotFitError, torch.OutOfMemoryError)):
+            runner.run(PLAIN)
     assert same(runner.run(PLAIN)[0], before)
 
 
