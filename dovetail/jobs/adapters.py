@@ -21,14 +21,14 @@ Wanted = tuple[tuple[str, float], ...]
 
 
 @dataclass
-class LoraFolder:
+class Shelf:
     """LoRAs by the names that jobs know them by; no job names a file."""
 
     files: Mapping[str, Path] = field(default_factory=dict)
     _now: Wanted = ()
 
     @classmethod
-    def of(cls, folder: Path | None) -> LoraFolder:
+    def of(cls, folder: Path | None) -> Shelf:
         """The LoRAs of a folder, by their names without the ending; raises UsageError where there is no such folder."""
         if folder is None:
             return cls()

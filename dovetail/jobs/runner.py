@@ -27,7 +27,7 @@ from ..conventions.tasks import class_for, told_of_models
 from ..pipelines.wrong_calls import wrong_calls_told
 from ..progress.phases import Phases
 from ..runtime.devices.accelerator import accelerator_of
-from .adapters import LoraFolder
+from .adapters import Shelf
 from .bounds import Bounds
 from .facts import DeviceFacts, Facts, memory_of_process
 from .job import Job
@@ -80,10 +80,10 @@ class Opening:
         cls = class_for(pipeline.kind)
         return Loading(pipeline, self.where, self.weights, self.dtype, pipeline_class=cls, scheduler=self.scheduler)
 
-    def loras(self) -> LoraFolder:
+    def shelf(self) -> Shelf:
         """The LoRAs that jobs may name; raises UsageError where their folder is not there."""
         own = demo.adapter().parent if not self.model else None
-        return LoraFolder.of(Path(self.lora_dir) if self.lora_dir else own)
+        return Shelf.of(Path(self.lora_dir) if self.lora_dir else own)
 
 
 class Runner:
@@ -98,7 +98,7 @@ class Runner:
         quiet_libraries()
         self.pipeline = opening.pipeline()
         self.bounds = bounds or Bounds()
-        self.loras = opening.loras()
+        self.shelf = opening.shelf()
         self.phases = Phases()
         """The seconds by phase of the last job."""
         self._turn = threading.Lock()
@@ -121,7 +121,7 @@ class Runner:
         Raises UsageError for a job that cannot be, DoesNotFitError for one that finds no room, before anything runs.
         """
         self.bounds.check(job)
-        with self._turn, self.loras.applied(self.pipe.dovetail, job.loras):
+        with self._turn, self.shelf.applied(self.pipe.dovetail, job.loras):
             self.phases = Phases()
             pipe, arguments = self._call(job)
             steps = Steps(pipe, arguments, job.count, on_step)
@@ -136,7 +136,7 @@ class Runner:
         Raises DoesNotFitError where it finds no room, with what would, and UsageError for one that cannot be.
         """
         self.bounds.check(job)
-        with self._turn, self.loras.applied(self.pipe.dovetail, job.loras):
+        with self._turn, self.shelf.applied(self.pipe.dovetail, job.loras):
             pipe, arguments = self._call(job)
             with self._checks(pipe, arguments):
                 pipe.dovetail.plan(**arguments, **told_of_steps(pipe))
