@@ -191,7 +191,7 @@ def asked(address: str, one: Hostile, seconds: float = 30.0) -> tuple[int, bytes
                 connection.shutdown(socket.SHUT_WR)
             while part := connection.recv(65536):
                 answer += part
-        except (ConnectionError, BrokenPipeError):
+        except OSError:  # it has hung up
             pass
     words = answer.split(b" ", 2)
     return (int(words[1]) if len(words) > 1 and words[1].isdigit() else 0), answer

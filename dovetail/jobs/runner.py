@@ -22,10 +22,11 @@ from ..cli.options.source import AS_IT_IS, Source
 from ..cli.options.subject import Pipeline, find_pipeline, quiet_libraries, whole
 from ..cli.options.weights import WeightFiles
 from ..cli.output.picture import frames_of
-from ..compiler.errors import UsageError
+from ..compiler.errors import DoesNotFitError, UsageError
 from ..conventions.tasks import class_for, told_of_models
 from ..pipelines.wrong_calls import wrong_calls_told
 from ..progress.phases import Phases
+from ..progress.refusals import telling
 from ..runtime.devices.accelerator import accelerator_of
 from .adapters import Shelf
 from .bounds import Bounds
@@ -133,12 +134,13 @@ class Runner:
     def check(self, job: Job) -> None:
         """Plans a job, once for each kind of call; nothing runs.
 
-        Raises DoesNotFitError where it finds no room, with what would, and UsageError for one that cannot be.
+        Raises DoesNotFitError where it finds no room, as soon as that is known: what would fit is not looked for.
+        Raises UsageError for a job that cannot be.
         """
         self.bounds.check(job)
         with self._turn, self.shelf.applied(self.pipe.dovetail, job.loras):
             pipe, arguments = self._call(job)
-            with self._checks(pipe, arguments):
+            with self._checks(pipe, arguments), telling(_refuse):
                 pipe.dovetail.plan(**arguments, **told_of_steps(pipe))
 
     def prepare(self) -> None:
@@ -218,6 +220,10 @@ class Runner:
         wrong = wrong_calls_told(type(pipe).__name__, arguments, ())
         with own_checks(), wrong, told_of_models(type(pipe), self.pipeline.kind):
             yield
+
+
+def _refuse(problem: str) -> None:
+    raise DoesNotFitError(problem)
 
 
 def _painted(pipe: Any, arguments: Mapping[str, Any], job: Job, index: int, steps: Steps) -> list[Image.Image]:

@@ -14,6 +14,7 @@ from ...compiler.errors import UsageError
 from ...jobs.job import Job
 from ..work.ticket import RUNNING, WAITING, Form, Ticket
 from .pictures import decoded, inline
+from .problems import Route
 from .served import Body, Served, any_seed, read
 
 
@@ -64,7 +65,7 @@ class AskedOfPicture(Asked):
 
 def routes(served: Served) -> APIRouter:
     """The routes of a server."""
-    router, name = APIRouter(prefix="/sdapi/v1"), served.settings.model
+    router, name = APIRouter(prefix="/sdapi/v1", route_class=Route), served.settings.model
 
     @router.post("/txt2img")
     async def from_text(request: Request) -> Response:

@@ -14,7 +14,7 @@ from ...jobs.job import Job
 from ..work.ticket import Form, Ticket
 from .events import Event, stream, watched
 from .pictures import decoded, inline
-from .problems import problem_of
+from .problems import Route, problem_of
 from .served import Body, NotFoundError, Served, any_seed, read
 
 
@@ -49,7 +49,7 @@ class Asked(Body):
 
 def routes(served: Served) -> APIRouter:
     """The routes of a server."""
-    router, begun = APIRouter(), time.time()
+    router, begun = APIRouter(route_class=Route), time.time()
 
     @router.post("/api/generate")
     async def generate(request: Request) -> Response:

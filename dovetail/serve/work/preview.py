@@ -106,5 +106,5 @@ def _jpeg(pixels: np.ndarray) -> bytes:
     from PIL import Image
 
     file = io.BytesIO()
-    Image.fromarray((pixels.clip(0, 1) * 255).astype(np.uint8)).save(file, format="jpeg", quality=80)
+    Image.fromarray((pixels.clip(0, 1) * 255).astype(np.uint8)).save(file, format="jpeg", quality=85, subsampling=0)
     return file.getvalue()
