@@ -44,4 +44,4 @@ def memory_of_process() -> tuple[int, int]:
         used = int(_PAGES.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         used = peak
-    return used, peak
+    return used, max(used, peak)
