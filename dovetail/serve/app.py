@@ -34,8 +34,12 @@ def application(served: Served) -> ASGIApp:
     settings = served.settings
     guarded: ASGIApp = Access(Bodies(app, settings), settings)
     if settings.origins:
-        asked = {"allow_methods": ("GET", "POST"), "allow_headers": ("authorization", "content-type")}
-        guarded = CORSMiddleware(guarded, allow_origins=settings.origins, **asked)
+        guarded = CORSMiddleware(
+            guarded,
+            allow_origins=settings.origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("authorization", "content-type"),
+        )
     return _Counted(guarded, served.measures)
 
 

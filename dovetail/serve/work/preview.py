@@ -94,7 +94,7 @@ def _grid(latents: torch.Tensor, width: int, height: int) -> np.ndarray | None:
 
 
 def _cell(grid: np.ndarray, width: int) -> int:
-    return max(1, min(_CELL, width // grid.shape[1]))
+    return max(1, min(_CELL, width // int(grid.shape[1])))
 
 
 def _with_one(grid: np.ndarray) -> np.ndarray:
