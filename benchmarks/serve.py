@@ -269,7 +269,7 @@ def hostile(requests: int, seed: int) -> list[str]:
         memory = []
         for number in range(requests):
             one = drawn.one()
-            status, answer = asked(process.address, one, 60)
+            status, answer = asked(process.address, one, 5.0)
             statuses[status] += 1
             memory.append(process.rss)
             if status >= 500 or b"Traceback" in answer:
@@ -278,6 +278,7 @@ def hostile(requests: int, seed: int) -> list[str]:
             wrong.append("a file was touched")
         is_well = httpx2.get(f"{process.address}/ready").status_code
     first, last = (statistics.mean(part) / 2**20 for part in (memory[:50], memory[-50:]))
+    print("MiB after each fifth:", *(f"{memory[requests * part // 5 - 1] / 2**20:.0f}" for part in range(1, 6)))
     print(f"{requests} hostile requests, seed {seed}: " + ", ".join(f"{s} × {n}" for s, n in sorted(statuses.items())))
     print(
         f"memory: first 50 {first:.1f} MiB, last 50 {last:.1f} MiB ({last - first:+.1f}); ready afterwards: {is_well}"
