@@ -266,6 +266,7 @@ def hostile(requests: int, seed: int) -> list[str]:
         os.utime(secret, (1, 1))
         secrets = (str(secret), secret.as_uri(), f"{process.address}/pictures/x", "/etc/passwd", "../secret.png")
         drawn = Drawn(process.address.removeprefix("http://"), seed, secrets)
+        httpx2.post(f"{process.address}/v1/images/generations", json={"prompt": "a"}, timeout=600).raise_for_status()
         memory = []
         for number in range(requests):
             one = drawn.one()
