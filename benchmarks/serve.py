@@ -34,6 +34,8 @@ import httpx2
 
 from dovetail.jobs.job import Job
 from testbed.hostile import Drawn, asked
+from testbed.serving import Brush, running
+from testbed.serving import served_by as brushed
 
 SIZES = ((64, 64), (64, 48), (48, 64), (96, 64))
 GAP = 0.02
@@ -227,6 +229,14 @@ print(cpu() - before)
 """
 
 
+ASK = """
+import httpx2, sys
+client = httpx2.Client(base_url=sys.argv[1], timeout=60)
+for seed in range(int(sys.argv[2])):
+    client.post("/v1/images/generations", json={"prompt": "a", "size": "64x64", "seed": seed}).raise_for_status()
+"""
+
+
 def cost(requests: int, rounds: int, steps: int) -> list[str]:
     """Prints CPU seconds of calls through a server beside those of the same calls in a loop."""
     ratios = []
@@ -246,6 +256,13 @@ def cost(requests: int, rounds: int, steps: int) -> list[str]:
             f"server: {100 * (served / alone - 1):+.1f} %, {1000 * (served - alone):+.2f} ms",
             flush=True,
         )
+    with running(brushed([Brush(steps=steps)])) as address:
+        alone = [os.times()]
+        for count in (50, 300):
+            subprocess.run([sys.executable, "-c", ASK, address, str(count)], check=True)
+            alone.append(os.times())
+    used = (alone[2].user + alone[2].system - alone[1].user - alone[1].system) / 300
+    print(f"{1000 * used:.2f} ms of CPU a request, where painting takes none")
     print(f"median {100 * (statistics.median(ratios) - 1):+.1f} % of a picture of {steps} steps")
     return []
 

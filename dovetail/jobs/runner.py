@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,18 +22,19 @@ from ..cli.options.source import AS_IT_IS, Source
 from ..cli.options.subject import Pipeline, find_pipeline, quiet_libraries, whole
 from ..cli.options.weights import WeightFiles
 from ..cli.output.picture import frames_of
-from ..compiler.errors import DoesNotFitError, UsageError
+from ..compiler.errors import DoesNotFitError
 from ..conventions.tasks import class_for, told_of_models
 from ..pipelines.wrong_calls import wrong_calls_told
 from ..progress.phases import Phases
 from ..progress.refusals import telling
 from ..runtime.devices.accelerator import accelerator_of
+from .about import About, about
 from .adapters import Shelf
 from .bounds import Bounds
 from .facts import DeviceFacts, Facts, memory_of_process
 from .job import Job
 from .pictures import opened_pictures
-from .steps import OnStep, Steps, own_steps
+from .steps import OnStep, Steps
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -49,9 +50,6 @@ class Painter(Protocol):
 
     def check(self, job: Job) -> None:
         """Raises DoesNotFitError for a job that finds no room, and UsageError for one that cannot be; runs nothing."""
-
-    def facts(self) -> Facts:
-        """What it says of itself now; from any thread."""
 
 
 @dataclass(frozen=True)
@@ -153,28 +151,12 @@ class Runner:
             with self._checks(pipe, arguments):
                 pipe.dovetail.prepare(**arguments, **told_of_steps(pipe))
 
-    @property
-    def tasks(self) -> list[str]:
-        """What jobs may begin with besides a prompt: ``image``, ``mask``."""
-        return [name for name in ("image", "mask") if self._can(image=True, mask=name == "mask")]
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """The width and height of a picture of which nothing is said; 0 where that is not known."""
-        given, pipe = self.pipeline.defaults or {}, self.pipe
-        own = getattr(pipe, "default_sample_size", 0) * getattr(pipe, "vae_scale_factor", 0)
-        return int(given.get("width", own)), int(given.get("height", own))
-
-    @property
-    def steps(self) -> int:
-        """The steps of a picture of which nothing is said."""
-        return int((self.pipeline.defaults or {}).get("num_inference_steps") or own_steps(type(self.pipe)))
-
-    def _can(self, *, image: bool, mask: bool) -> bool:
-        try:
-            return class_for(self.pipeline.kind, image=image, mask=mask) is not None
-        except UsageError:
-            return False
+    def about(self) -> About:
+        """What it paints."""
+        pipe, found = self.pipe, about(self.pipeline, list(self.shelf.files))
+        side = getattr(pipe, "default_sample_size", 0) * getattr(pipe, "vae_scale_factor", 0)
+        size = found.size if all(found.size) else (int(side), int(side))
+        return replace(found, sampler=type(pipe.scheduler).__name__, size=size)
 
     def facts(self) -> Facts:
         """The seconds by phase of the last job, and how full the devices are."""

@@ -10,6 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
+from ...jobs.facts import facts_of
 from ...jobs.job import Job
 from ..work.ticket import Form, Ticket
 from .events import Event, stream, watched
@@ -126,13 +127,13 @@ def _seeds(ticket: Ticket) -> list[int]:
 
 def _state(served: Served) -> dict[str, Any]:
     """What the page shows besides pictures; of jobs of others no more than their sizes."""
-    settings, facts = served.settings, [one.facts() for one in served.painters]
+    settings, about, facts = served.settings, served.about, list(map(facts_of, served.painters))
     return {
         "model": settings.model,
-        "loras": list(served.loras),
-        "sampler": next(iter(served.samplers), ""),
-        "defaults": {"width": served.size[0], "height": served.size[1], "steps": served.steps},
-        "tasks": list(served.tasks),
+        "loras": list(about.loras),
+        "sampler": about.sampler,
+        "defaults": {"width": about.size[0], "height": about.size[1], "steps": about.steps},
+        "tasks": list(about.tasks),
         "bounds": vars(settings.bounds),
         "queue": {"most": settings.waiting, "jobs": list(map(_told, served.queue.tickets()))},
         "devices": [

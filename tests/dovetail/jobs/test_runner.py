@@ -13,6 +13,7 @@ from PIL import Image, ImageChops
 
 from dovetail.cli.options.shared import Where
 from dovetail.compiler.errors import DoesNotFitError, UsageError
+from dovetail.jobs.about import About
 from dovetail.jobs.job import Job
 from dovetail.jobs.runner import Opening, Runner
 from tests.command_line import done
@@ -84,7 +85,7 @@ def test_what_is_raised_at_a_step_ends_the_job_and_leaves_the_pipeline_ready(run
 def test_a_picture_to_begin_with_and_a_mask(runner: Runner) -> None:
     begun = png(Image.new("RGB", (32, 32), "green"))
     mask = png(Image.new("L", (32, 32), 255))
-    assert runner.tasks == ["image", "mask"]
+    assert runner.about() == About(["blue"], "FlowMatchEulerDiscreteScheduler", ["image", "mask"], (64, 64), 16)
     for job in (
         Job("a red circle", steps=4, image=begun, strength=0.5),
         Job("a red circle", steps=4, image=begun, mask=mask, strength=0.5),
