@@ -5,24 +5,24 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from ...compiler.errors import NotHereError, UsageError
+from ...compiler.errors import UsageError
 from ...conventions.copied import PROMPT
 from ...conventions.tasks import told_of_models
 from ...progress.phases import Phases, begin
 from ...recovery.latents import Latents, read_latents
 from ..opening.garbage import collect_from_now
-from ..opening.loading import Loading
+from ..opening.loading import Loading, check_here
 from ..options.call import Size, call_arguments, frame_rate
 from ..options.inputs import Inputs
 from ..options.lora import Loras
 from ..options.painting import ANY_SEED, Painting, called
 from ..options.shared import Debug, Dtype, Json, Where
 from ..options.source import Source
-from ..options.subject import Pipeline, find_pipeline
+from ..options.subject import find_pipeline, whole
 from ..options.weights import WeightFiles
 from ..options.words import words_of
 from ..output.figures import document_of, line_of, peaks_of, reserved_of
@@ -31,9 +31,6 @@ from ..output.results import check_writable, print_json
 from ..output.run import Run, warn
 from .plan import print_plan
 from .profile import profiled
-
-if TYPE_CHECKING:
-    from ...compiler.devices.rig import Rig
 
 
 def generate(
@@ -75,7 +72,7 @@ def generate(
     """Paint a picture over one device or several."""
     _check_files(output, profile, latents_to)
     inputs.check()
-    pipeline = inputs.added_to(_whole(find_pipeline(model, source), model))
+    pipeline = inputs.added_to(whole(find_pipeline(model, source), model))
     request = where.check(pipeline.components, has_plans=plans is not None)
     typed = painting.prompt(prompt)
     prompt, adapters = loras.arguments(typed, pipeline)
@@ -98,7 +95,7 @@ def generate(
             PROMPT if typed is None else typed,
         )
         return
-    _check_here(request.rig)
+    check_here(request.rig)
     phases = Phases((lambda name: tell("phase", phase=name)) if json else lambda _: None)
     with progress("loading the pipeline", as_events=json), phases.watching():
         begin("loading")
@@ -139,16 +136,6 @@ def generate(
         print(line_of(phases, peaks, reserved) + (f"; seed {seeds[0]}" if seed == ANY_SEED else ""), file=sys.stderr)
 
 
-def _whole(pipeline: Pipeline, model: str) -> Pipeline:
-    """A whole pipeline; raises UsageError where one component's folder was named."""
-    if pipeline.only:
-        raise UsageError(
-            f"{model} is one component: name its pipeline, --model {pipeline.place}, and take from that folder what "
-            f"another pipeline is to have: --weights {pipeline.only}={model}"
-        )
-    return pipeline
-
-
 def _check_files(output: Path, *others: Path | None) -> None:
     """Raises UsageError for a file that cannot be written, is named twice, or can hold no picture."""
     from ..output.picture import check_suffix
@@ -183,19 +170,6 @@ def _saved(file: Path | None, given: dict[str, Any], painting: Painting) -> tupl
     seed = int(before.pop("seed", painting.seed))
     given.update({name: value for name, value in before.items() if given.get(name) is None})
     return saved, seed
-
-
-def _check_here(rig: Rig) -> None:
-    if any(not one.is_of_here for one in rig):
-        raise NotHereError(
-            f"nothing can run on {rig.told} yet: devices of several processes can be planned for, with dovetail plan, "
-            "compile, show or verify"
-        )
-    if not rig.present:
-        raise NotHereError(
-            f"nothing can run on {rig.told}: it is not this machine; plan for it with dovetail plan, compile, show or "
-            "verify"
-        )
 
 
 def _told(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...compiler.errors import DovetailError
+from ...compiler.errors import DovetailError, NotHereError
 from ..options.call import call_arguments, told_of_steps
 from ..options.shared import Where
 from ..options.subject import Pipeline, dtype_of, located
@@ -16,6 +16,7 @@ from ..options.weights import WeightFiles
 from .garbage import collect_from_now
 
 if TYPE_CHECKING:
+    from ...compiler.devices.rig import Rig
     from ...pipelines.dryrun import DryPipeline
     from ...planning.generation import Generation
     from ...planning.table import Account
@@ -38,8 +39,11 @@ class Loading:
     components: Callable[[Any], dict[str, Any]] | None = None
     scheduler: str = ""
 
-    def load(self) -> Any:
-        """The pipeline, compiled; its weights are not read yet."""
+    def load(self, *, rests_in_files: bool = True) -> Any:
+        """The pipeline, compiled; its weights are not read yet.
+
+        ``rests_in_files`` has what the host computes with rest in its files between phases.
+        """
         from ... import load_pipeline, load_single_file
 
         self._read_ahead()  # while diffusers is imported
@@ -52,7 +56,8 @@ class Loading:
         )
         self._exchange_scheduler(pipe)
         pipe.set_progress_bar_config(disable=True)
-        pipe.dovetail.rest_in_files()
+        if rests_in_files:
+            pipe.dovetail.rest_in_files()
         return pipe
 
     def plan(self, given: Mapping[str, Any], *, rests_in_files: bool = True) -> tuple[DryPipeline, Generation | None]:
@@ -114,3 +119,17 @@ class Loading:
 
         if self.scheduler:
             pipe.scheduler = exchanged(pipe.scheduler, self.scheduler)
+
+
+def check_here(rig: Rig) -> None:
+    """Raises NotHereError where the devices of a rig are not those of this process."""
+    if any(not one.is_of_here for one in rig):
+        raise NotHereError(
+            f"nothing can run on {rig.told} yet: devices of several processes can be planned for, with dovetail plan, "
+            "compile, show or verify"
+        )
+    if not rig.present:
+        raise NotHereError(
+            f"nothing can run on {rig.told}: it is not this machine; plan for it with dovetail plan, compile, show or "
+            "verify"
+        )

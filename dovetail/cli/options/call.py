@@ -215,11 +215,11 @@ def own_checks() -> Iterator[None]:
         raise UsageError(str(error)) from error
 
 
-def told_of_steps(pipe: Any, tell: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """The argument with which a pipeline tells of each step that is done, where it takes one."""
+def told_of_steps(pipe: Any, tell: Callable[[Mapping[str, Any]], object] = lambda state: None) -> dict[str, Any]:
+    """The argument with which a pipeline tells of each step that is done, where it takes one, with the latents then."""
 
     def told(_pipe: Any, _step: int, _time: Any, state: dict[str, Any]) -> dict[str, Any]:
-        tell()
+        tell(state)
         return state
 
     return {_STEP_END: told} if _STEP_END in inspect.signature(type(pipe).__call__).parameters else {}

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -105,14 +105,10 @@ class Inputs:
             cls: the class of the pipeline, None where it is not known; one that takes no size paints in the picture's.
             size: ``height`` and ``width`` as far as they were typed.
         """
-        pictures = {name: _read(path, name) for name, path in self.options().items() if isinstance(path, Path)}
-        first = pictures.get("image") or pictures.get("control_image")
-        if first is None:
-            return self.options()
-        width, height = size.get("width") or _rounded(first.width), size.get("height") or _rounded(first.height)
-        sized = {name: picture.resize((width, height)) for name, picture in pictures.items()}
-        both = {"height": height, "width": width} if cls is None or takes(cls, "height") else {}
-        return {**self.options(), **sized, **both}
+        pictures = {
+            name: read_picture(path, name, str(path)) for name, path in self.options().items() if isinstance(path, Path)
+        }
+        return {**self.options(), **in_size(pictures, cls, size)}
 
     def components(self, dtype: Any) -> dict[str, Any]:
         """The ControlNet, as `dovetail.load_pipeline` takes components; raises UsageError where it cannot be read."""
@@ -134,14 +130,43 @@ NO_INPUTS = Inputs()
 """Nothing to begin with."""
 
 
-def _read(path: Path, name: str) -> Image.Image:
+def in_size(pictures: Mapping[str, Image.Image], cls: Any, size: Mapping[str, Any]) -> dict[str, Any]:
+    """Pictures in the size that was asked for, else in that of the first, which is asked for then.
+
+    Args:
+        pictures: by the parameters of a call.
+        cls: the class of the pipeline, None where it is not known; one that takes no size paints in the picture's.
+        size: ``height`` and ``width`` as far as they were typed.
+    """
+    first = pictures.get("image") or pictures.get("control_image")
+    if first is None:
+        return {}
+    width, height = size.get("width") or _rounded(first.width), size.get("height") or _rounded(first.height)
+    sized = {name: picture.resize((width, height)) for name, picture in pictures.items()}
+    both = {"height": height, "width": width} if cls is None or takes(cls, "height") else {}
+    return {**sized, **both}
+
+
+def read_picture(
+    file: Path | IO[bytes], parameter: str, told: str, kinds: tuple[str, ...] | None = None
+) -> Image.Image:
+    """A picture as a parameter of a call takes it: a mask is grey.
+
+    Args:
+        file: where it is read from.
+        parameter: the name of the parameter.
+        told: what the file is called in the error.
+        kinds: the formats that are read, as Pillow calls them; all that it knows if left out.
+
+    Raises UsageError for what is no such picture.
+    """
     from PIL import Image, ImageOps
 
     try:
-        with Image.open(path) as picture:  # photographs say how they are to be turned, and diffusers turns them too
-            return ImageOps.exif_transpose(picture).convert("L" if name == "mask_image" else "RGB")
+        with Image.open(file, formats=kinds) as picture:  # photographs say how they are to be turned, as in diffusers
+            return ImageOps.exif_transpose(picture).convert("L" if parameter == "mask_image" else "RGB")
     except (OSError, Image.DecompressionBombError) as error:
-        raise UsageError(f"cannot read a picture from {path}: {error}") from error
+        raise UsageError(f"cannot read a picture from {told}: {error}") from error
 
 
 def _rounded(pixels: int) -> int:

@@ -99,6 +99,16 @@ def find_pipeline(name: str, source: Source = AS_IT_IS) -> Pipeline:
     raise UsageError(f"there is no folder {name}: name a pipeline's folder or a hub id, or leave it out for the demo")
 
 
+def whole(pipeline: Pipeline, model: str) -> Pipeline:
+    """A whole pipeline; raises UsageError where one component's folder was named."""
+    if pipeline.only:
+        raise UsageError(
+            f"{model} is one component: name its pipeline, --model {pipeline.place}, and take from that folder what "
+            f"another pipeline is to have: --weights {pipeline.only}={model}"
+        )
+    return pipeline
+
+
 def check_path(name: str) -> None:
     """Raises UsageError for what no file or folder can be called."""
     if not PATH.accepts(name):

@@ -25,7 +25,7 @@ def save(result: Any, path: Path, fps: float = FPS) -> list[Path]:
     Where the disk is full or gone by now, what was painted goes to a folder for temporary files, and the error says so.
     Raises DovetailError for that, and when the result holds no pictures.
     """
-    frames = _frames(result)
+    frames = frames_of(result)
     try:
         return _save(frames, path, fps)
     except OSError as error:
@@ -55,7 +55,7 @@ def numbered(path: Path, index: int) -> Path:
 
 def other_size(result: Any, width: int | None, height: int | None) -> str:
     """What to say of a picture that has another size than was asked for; empty where it has that size."""
-    found = _frames(result)[0].size
+    found = frames_of(result)[0].size
     asked = width or found[0], height or found[1]
     if found == asked:
         return ""
@@ -82,7 +82,8 @@ def _check_film(path: Path) -> None:
         )
 
 
-def _frames(result: Any) -> list[Image.Image]:
+def frames_of(result: Any) -> list[Image.Image]:
+    """The first picture of a result, or the frames of its first video; raises DovetailError where it has neither."""
     if getattr(result, "images", None) is not None:
         return [_picture(result.images[0])]
     if getattr(result, "frames", None) is not None:

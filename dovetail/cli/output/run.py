@@ -65,7 +65,7 @@ class Run:
         generator = torch.Generator("cpu").manual_seed(seed)
         shown = progress("planning", self._steps, self.phases.describe, as_events=self.json)
         with own_checks(), wrong_calls_told(type(self.pipe).__name__, self.arguments, ()), shown as advance:
-            told = told_of_steps(self.pipe, advance)
+            told = told_of_steps(self.pipe, lambda _: advance())
             try:
                 with self.phases.watching():
                     if saved is not None:
