@@ -53,10 +53,8 @@ def _on(decision: Decision, cards: Sequence[Device], count: int) -> Solution | N
     """The plan of a copy on some cards beside so many others, if they hold it."""
     host, budgets = decision.machine.host, decision.budgets
     machine = Machine((*cards, host), decision.machine.speeds, host)
-    own = {card: budgets.of(card) for card in cards}
-    found = search(
-        _roughly(decision.loads), machine, replace(budgets, devices={**own, host: budgets.of(host) // count})
-    )
+    own = {**{card: budgets.of(card) for card in cards}, host: budgets.of(host) // count}
+    found = search(_roughly(decision.loads), machine, replace(budgets, devices=own))
     if found is None or not all(_is_whole(found.ways[load.name], load, cards) for load in decision.loads):
         return None
     return found

@@ -53,7 +53,7 @@ def read_prompts(file: Path, job: Job) -> list[Line]:
     A line without a seed has that of ``job`` and the number of lines before it. A line that cannot be read has an error
     and hinders no other. Raises UsageError for a file that cannot be read, or has no line.
     """
-    texts = _read(file).splitlines()
+    texts = _read(file).split("\n")  # JSON may have other ends of lines within its texts
     is_json = file.suffix.lower() in _JSON or next((one for one in texts if one.strip()), "").lstrip().startswith("{")
     lines = [
         _line(number, text.strip(), is_json, replace(job, seed=job.seed + number - 1))

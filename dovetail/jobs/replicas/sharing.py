@@ -109,8 +109,8 @@ def _check_apart(groups: Sequence[Mapping[Device, None]]) -> None:
         both = next((one for one in group if one in others and not one.is_host), None)
         if both is not None:
             raise UsageError(
-                f"{both} would be in two replicas, as --backend has it: name devices in the same order in each list, so "
-                "that each replica has its own"
+                f"{both} would be in two replicas, as --backend has it: name devices in the same order in each list, "
+                "so that each replica has its own"
             )
 
 
