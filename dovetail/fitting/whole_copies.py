@@ -27,10 +27,10 @@ class Copy:
 
 
 def whole_copies(decision: Decision) -> list[Copy]:
-    """The copies that cards hold, each on cards of its own; none where devices were named for components."""
-    if any(set(load.asked.devices) - {decision.machine.host} for load in decision.loads):
+    """The copies that cards hold, each on cards of its own; none where devices were named, or there is one card."""
+    host, kinds = decision.machine.host, decision.machine.kinds(decision.budgets)
+    if len(kinds) < 2 or any(set(load.asked.devices) - {host} for load in decision.loads):
         return []
-    kinds = decision.machine.kinds(decision.budgets)
     alike: dict[object, list[Device]] = {}
     for card in (one for one in decision.machine.devices if one in kinds):
         alike.setdefault(kinds[card], []).append(card)
@@ -39,9 +39,9 @@ def whole_copies(decision: Decision) -> list[Copy]:
 
 def _on_alike(decision: Decision, cards: Sequence[Device]) -> Iterator[Copy]:
     """The copies on cards that are alike: each on as few of them as hold one."""
-    for size in range(1, len(cards) + 1):
+    for size in dict.fromkeys((*range(1, len(cards) // 2 + 1), len(cards))):
         count = len(cards) // size
-        found = _on(decision, cards[:size], count)
+        found = _on(decision, cards, size, count)
         if found is None:
             continue
         ratio = found.seconds / decision.solution.seconds
@@ -49,12 +49,13 @@ def _on_alike(decision: Decision, cards: Sequence[Device]) -> Iterator[Copy]:
         return
 
 
-def _on(decision: Decision, cards: Sequence[Device], count: int) -> Solution | None:
-    """The plan of a copy on some cards beside so many others, if they hold it."""
-    host, budgets = decision.machine.host, decision.budgets
+def _on(decision: Decision, alike: Sequence[Device], size: int, count: int) -> Solution | None:
+    """The plan of a copy on so many cards that are alike, beside as many others as there are, if they hold it."""
+    host, budgets, cards = decision.machine.host, decision.budgets, alike[:size]
     machine = Machine((*cards, host), decision.machine.speeds, host)
-    own = {**{card: budgets.of(card) for card in cards}, host: budgets.of(host) // count}
-    found = search(_roughly(decision.loads), machine, replace(budgets, devices=own))
+    own = dict.fromkeys(cards, min(map(budgets.of, alike)))
+    less = replace(budgets, devices={**own, host: budgets.of(host) // count})
+    found = search(_roughly(decision.loads), machine, less)
     if found is None or not all(_is_whole(found.ways[load.name], load, cards) for load in decision.loads):
         return None
     return found

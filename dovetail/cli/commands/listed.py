@@ -109,7 +109,7 @@ class Listed:
         from ...jobs.bulk.work import Work
 
         before, most = len(lines) - len(left), lines[-1].number
-        if before:
+        if before and not self.json:
             print(f"{before} of {len(lines)} pictures are there already, as {record.path} says", file=sys.stderr)
         record.write()
         work = Work(left, record, lambda line, pictures: self._save(line, pictures, most))

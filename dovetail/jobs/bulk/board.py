@@ -86,7 +86,7 @@ class Bars(Quiet):
     def __init__(self, progress: Progress, total: int, before: int = 0) -> None:
         super().__init__(total, before)
         self._progress = progress
-        self._all = progress.add_task("", total=total, completed=before)
+        self._all = progress.add_task(self.describe(), total=total, completed=before)
         self._each: dict[int, TaskID] = {}
 
     def stepped(self, line: Line, replica: str, done: int, total: int) -> None:

@@ -104,8 +104,8 @@ class Process:
 
 
 def _environment() -> dict[str, str]:
-    """This process's, in which a child finds the same modules, and none of the folder that it is started in."""
-    path = os.pathsep.join(os.path.abspath(one) for one in sys.path if one)
+    """This process's, in which a child finds the same modules, and no others of the folder that it is started in."""
+    path = os.pathsep.join(map(os.path.abspath, sys.path))
     return {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
 
 
