@@ -88,9 +88,9 @@ class Process:
         self._lines.join(1)
 
     def how_it_ended(self) -> str:
-        """How a process ended that was not let go, with the last that it wrote."""
-        code = self._child.wait()
-        self._lines.join(1)
+        """How a process ended that is heard no more, with the last that it wrote."""
+        self.end()
+        code = self._child.returncode
         last = next((line for line in reversed(self._last) if line.strip()), "")
         told = f"process {self.pid} {_told_of_code(code)}"
         return told + (f"; the last that it wrote is: {last.strip()}" if last else "")

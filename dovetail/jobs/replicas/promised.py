@@ -33,7 +33,7 @@ class Promised(Pictures):
         self.deaths = 0
         self.replica = ""
         self._stop: Callable[[], object] = bool
-        self._changing = threading.Lock()
+        self._changing = threading.RLock()  # who is told that it is over may ask to cancel it
 
     def begins(self, replica: str, stop: Callable[[], object]) -> bool:
         """A replica takes the job, which ``stop`` ends; says whether somebody still wants it."""
