@@ -52,7 +52,8 @@ def can_run(words: list[str], folder: Path) -> bool:
     there = all((folder / name).exists() for name in needs if not name.startswith(str(demo.folder())))
     on_cards = re.search(r"cuda|--max-vram \d+ ", f"{line} ") and "--rig" not in words
     paints = words[0] == "generate" and (on_cards or "--image" in words or "--model" in words)
-    return there and not paints and not on_cards and not re.search(r"\b(FOLDER|FILE|IN|OUT|PLAN|TOPIC)\b", line)
+    stays = words[0] == "serve"
+    return there and not (paints or stays or on_cards) and not re.search(r"\b(FOLDER|FILE|IN|OUT|PLAN|TOPIC)\b", line)
 
 
 def commands_of(page: Path, folder: Path) -> Iterator[list[str]]:

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
@@ -37,6 +38,9 @@ logger = logging.getLogger(__name__)
 
 Named = Mapping[str, Path]
 """Entries beside the plans that somebody named: the content of a trace → its file."""
+
+LOOKED_UP: Counter[str] = Counter()
+"""How many programs were ``read`` from disk in this process, and how many were ``made``."""
 
 _writers: set[threading.Thread] = set()
 _told: set[str] = set()
@@ -82,6 +86,7 @@ def _trace(
     with alone():  # another thread's trace has fakes in the places of the weights meanwhile
         key = (key or key_of(module, args, kwargs, dynamic_shapes, kind)) if is_wanted else None
     if key is None:
+        LOOKED_UP["made"] += 1
         made = tracing.trace(module, args, kwargs, dynamic_shapes=dynamic_shapes, kind=kind, beside=written(module))
         _tell_of_ways(made)
         return made
@@ -95,6 +100,7 @@ def _trace(
         most = most if before == sources() else 0
         if most or _collecting.get() is not None:
             keep(key, program, most)
+    LOOKED_UP["made" if found is None else "read"] += 1
     if most:
         _keys[program] = key.full
     _tell_of_ways(program)

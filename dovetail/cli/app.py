@@ -18,6 +18,7 @@ from .commands.help import help
 from .commands.passes import passes
 from .commands.plan import plan
 from .commands.profile import profile
+from .commands.serve import serve
 from .commands.show import show
 from .commands.verify import verify
 from .options.shared import Debug, Verbose, expanded, set_up_logging
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 for command in (
     generate,
+    serve,
     plan,
     devices,
     compile,

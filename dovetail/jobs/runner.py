@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .. import demo
+from ..cache.traces import LOOKED_UP
 from ..cli.opening.garbage import collect_from_now
 from ..cli.opening.loading import Loading, check_here
 from ..cli.options.call import call_arguments, own_checks, steering, takes, told_of_steps
@@ -20,17 +22,22 @@ from ..cli.options.source import AS_IT_IS, Source
 from ..cli.options.subject import Pipeline, find_pipeline, quiet_libraries, whole
 from ..cli.options.weights import WeightFiles
 from ..cli.output.picture import frames_of
+from ..compiler.errors import UsageError
 from ..conventions.tasks import class_for, told_of_models
 from ..pipelines.wrong_calls import wrong_calls_told
 from ..progress.phases import Phases
+from ..runtime.devices.accelerator import accelerator_of
 from .adapters import Shelf
 from .bounds import Bounds
+from .facts import DeviceFacts, Facts, memory_of_process
 from .job import Job
 from .pictures import opened_pictures
-from .steps import OnStep, Steps
+from .steps import OnStep, Steps, own_steps
 
 if TYPE_CHECKING:
     from PIL import Image
+
+    from ..pipelines.pipeline import CompiledPipeline
 
 
 class Painter(Protocol):
@@ -41,6 +48,9 @@ class Painter(Protocol):
 
     def check(self, job: Job) -> None:
         """Raises DoesNotFitError for a job that finds no room, and UsageError for one that cannot be; runs nothing."""
+
+    def facts(self) -> Facts:
+        """What it says of itself now; from any thread."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +102,7 @@ class Runner:
         self.phases = Phases()
         """The seconds by phase of the last job."""
         self._turn = threading.Lock()
+        self._looked_up: Counter[str] = Counter()
         if opening.threads is not None:
             import torch
 
@@ -129,6 +140,45 @@ class Runner:
             pipe, arguments = self._call(job)
             with self._checks(pipe, arguments):
                 pipe.dovetail.plan(**arguments, **told_of_steps(pipe))
+
+    def prepare(self) -> None:
+        """Plans a picture of which nothing is said, and brings the weights that stay on their devices.
+
+        Raises DoesNotFitError where that finds no room.
+        """
+        with self._turn:
+            pipe, arguments = self._call(Job("a picture"))
+            with self._checks(pipe, arguments):
+                pipe.dovetail.prepare(**arguments, **told_of_steps(pipe))
+
+    @property
+    def tasks(self) -> list[str]:
+        """What jobs may begin with besides a prompt: ``image``, ``mask``."""
+        return [name for name in ("image", "mask") if self._can(image=True, mask=name == "mask")]
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The width and height of a picture of which nothing is said; 0 where that is not known."""
+        given, pipe = self.pipeline.defaults or {}, self.pipe
+        own = getattr(pipe, "default_sample_size", 0) * getattr(pipe, "vae_scale_factor", 0)
+        return int(given.get("width", own)), int(given.get("height", own))
+
+    @property
+    def steps(self) -> int:
+        """The steps of a picture of which nothing is said."""
+        return int((self.pipeline.defaults or {}).get("num_inference_steps") or own_steps(type(self.pipe)))
+
+    def _can(self, *, image: bool, mask: bool) -> bool:
+        try:
+            return class_for(self.pipeline.kind, image=image, mask=mask) is not None
+        except UsageError:
+            return False
+
+    def facts(self) -> Facts:
+        """The seconds by phase of the last job, and how full the devices are."""
+        seen = Counter(LOOKED_UP)
+        since, self._looked_up = seen - self._looked_up, seen
+        return Facts(dict(self.phases.seconds), dict(_devices(self.pipe.dovetail)), dict(since))
 
     def close(self) -> None:
         """Gives the weights back."""
@@ -179,3 +229,15 @@ def _painted(pipe: Any, arguments: Mapping[str, Any], job: Job, index: int, step
     generator = torch.Generator("cpu").manual_seed(seed)
     steps.begin(index)
     return frames_of(pipe(**arguments, **told_of_steps(pipe, steps.told), generator=generator))
+
+
+def _devices(handle: CompiledPipeline) -> Iterator[tuple[str, DeviceFacts]]:
+    """How full each device of a pipeline is, and the host."""
+    planned = handle.planned
+    peaks = planned.peaks() if planned is not None else {}
+    rig = planned.rig if planned is not None else handle.rig
+    named = (device for one in handle.components.values() for device in one.devices)
+    for device in dict.fromkeys((*named, *peaks, rig.host)):
+        used, peak = memory_of_process() if device.is_host else accelerator_of(device.torch).memory()
+        free = rig[device].free if device in rig.memory else 0
+        yield device.name, DeviceFacts(used, peak, peaks[device].total if device in peaks else 0, free)

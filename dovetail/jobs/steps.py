@@ -25,7 +25,7 @@ class Steps:
 
     def __init__(self, pipe: Any, arguments: Mapping[str, Any], count: int, on_step: OnStep) -> None:
         self._pipe, self._count, self._on_step = pipe, count, on_step
-        self._asked = arguments.get("num_inference_steps") or _own_steps(type(pipe))
+        self._asked = arguments.get("num_inference_steps") or own_steps(type(pipe))
         self._before = self._done = 0
 
     def begin(self, picture: int) -> None:
@@ -48,7 +48,8 @@ class Steps:
         self._on_step(self._before + min(self._done, self._each), self._count * self._each, latents)
 
 
-def _own_steps(cls: Any) -> int:
+def own_steps(cls: Any) -> int:
+    """How many steps a class of pipelines makes where nobody says."""
     parameter = inspect.signature(cls.__call__).parameters.get("num_inference_steps")
     own = getattr(parameter, "default", None)
     return own if isinstance(own, int) else 1

@@ -344,8 +344,13 @@ class CompiledPipeline(Exchanging):
     def __str__(self) -> str:
         return as_text(self)
 
+    @property
+    def planned(self) -> Generation | None:
+        """The plan that was made or used last, if there is one."""
+        return self._planner.latest
+
     def _repr_html_(self) -> str:
-        planned = self._planner.latest
+        planned = self.planned
         return as_html(self, Account(planned, machine_of(self._request).speeds) if planned is not None else None)
 
     def __reduce_ex__(self, _: SupportsIndex) -> NoReturn:

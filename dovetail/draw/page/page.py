@@ -90,14 +90,14 @@ def page(programs: Mapping[str, Program], account: Account | None = None, *, tit
     whole = {name: outline(program, name) for name, program in programs.items()}  # which refuses what was not cut
     data = _data(programs, account, title or ", ".join(whole), line or command_for(programs))
     graphs = [_json(graph_of(program, _speeds(program, account))) for program in programs.values()]
-    script = "\n".join(map(_asset, _SCRIPTS))
-    template = Environment(autoescape=True).from_string(_asset("page.html"))
+    script = "\n".join(map(asset, _SCRIPTS))
+    template = Environment(autoescape=True).from_string(asset("page.html"))
     text = template.render(
         title=data["title"],
         data=_json(data),
         graphs=graphs,
         script=script,
-        style="\n".join(map(_asset, _STYLES)),
+        style="\n".join(map(asset, _STYLES)),
         digest=base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode(),
     )
     return Page(text)
@@ -235,5 +235,6 @@ def _json(document: Any) -> str:
 
 
 @functools.lru_cache
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """The text of a file of the page: its style, or a part of its script."""
     return files(__package__).joinpath("assets", name).read_text(encoding="utf-8")

@@ -1,0 +1,49 @@
+"""What goes wrong, as a status and a sentence; no traceback and no path leaves the server."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ...compiler.errors import DoesNotFitError, DovetailError, UsageError
+from ...recovery.recovery import is_out_of_memory
+from ..work.queue import QueueFullError
+from ..work.ticket import ClosingError, GoneError
+from .served import NotFoundError
+
+logger = logging.getLogger(__name__)
+
+HUNG_UP = 499
+"""The status of an answer that nobody reads."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A status, a sentence, and headers that go with them."""
+
+    status: int
+    message: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def problem_of(error: BaseException) -> Problem:
+    """What a client is told of an error; what nobody foresaw is logged, and not told."""
+    if isinstance(error, QueueFullError):
+        return Problem(429, str(error), {"Retry-After": str(error.after)})
+    if isinstance(error, ClosingError):
+        return Problem(503, "the server ends and begins nothing new", {"Retry-After": "30"})
+    if isinstance(error, GoneError):
+        return Problem(HUNG_UP, "the job was given up")
+    if isinstance(error, NotFoundError):
+        return Problem(404, str(error))
+    if isinstance(error, DoesNotFitError):
+        return Problem(422, str(error))
+    if isinstance(error, UsageError):
+        return Problem(400, str(error))
+    if is_out_of_memory(error):
+        return Problem(503, "memory ran out while the picture was painted: try a smaller size", {"Retry-After": "5"})
+    logger.error("a request failed: %s", error, exc_info=error)
+    if isinstance(error, DovetailError):
+        return Problem(500, "the picture could not be painted: the server's log says why")
+    return Problem(500, "something went wrong: the server's log says what")

@@ -1,0 +1,103 @@
+"""Runs the server until it is asked to end, and finishes what is painted then."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from ..compiler.errors import UsageError
+from ..jobs.runner import Painter, Runner
+from .api.served import Served
+from .work.kept import KeptPictures
+from .work.measures import Measures
+from .work.queue import Queue
+from .work.settings import Settings
+
+_KEEP_ALIVE, _CONNECTIONS, _BACKLOG = 20, 512, 256
+"""Seconds that a connection may be idle, how many there may be, and how many may wait to be taken."""
+
+
+def served_by(runner: Runner, settings: Settings, painters: Sequence[Painter] = ()) -> Served:
+    """A server of a pipeline, as its routes see it.
+
+    Args:
+        runner: has the pipeline, and paints where no other painters are given.
+        settings: those of the server.
+        painters: what paints in its place.
+    """
+    measures, painters = Measures(), painters or [runner]
+    return Served(
+        settings=settings,
+        queue=Queue(painters, settings.waiting, measures),
+        painters=painters,
+        kept=KeptPictures(settings.kept, settings.kept_bytes),
+        measures=measures,
+        loras=list(runner.shelf.files),
+        samplers=[type(runner.pipe.scheduler).__name__],
+        tasks=runner.tasks,
+        size=runner.size,
+        steps=runner.steps,
+    )
+
+
+class Server(uvicorn.Server):
+    """Serves an application; once it is asked to end it calls ``closing``, and ends when all answers are given."""
+
+    def __init__(self, app: ASGIApp, closing: Callable[[], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app, http="h11", ws="none", lifespan="off", log_level="warning", access_log=False, server_header=False,
+                proxy_headers=False, timeout_keep_alive=_KEEP_ALIVE, limit_concurrency=_CONNECTIONS,
+            )
+        )  # fmt: skip
+        self._closing = closing
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begins to take connections."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begins nothing new: a signal has come."""
+        super().handle_exit(sig, frame)
+        self._captured_signals.clear()  # the command ends as one that did what it was asked
+        self.end()
+
+    def end(self) -> None:
+        """Asks it to end; from any thread."""
+        self.should_exit = True
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._closing)
+
+
+def bound(settings: Settings) -> socket.socket:
+    """A socket at the address of a server, port 0 being any; raises UsageError where it cannot be had."""
+    try:
+        family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
+        made = socket.create_server((settings.host, settings.port), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise UsageError(
+            f"cannot listen at {settings.host} port {settings.port}: {why}: name another with --port or --host"
+        ) from error
+    made.setblocking(False)
+    return made
+
+
+def address_of(listening: socket.socket) -> str:
+    """The address of a socket, as a browser takes it."""
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def run(app: ASGIApp, served: Served, listening: socket.socket) -> None:
+    """Serves until a signal asks it to end; what is painted then is finished first."""
+    Server(app, served.queue.close).run(sockets=[listening])
+    served.queue.close()
+    served.queue.join()

@@ -1,0 +1,247 @@
+"""The queue of jobs before one painter or several: bounded, in order, and each job painted once or not at all."""
+
+from __future__ import annotations
+
+import io
+import logging
+import math
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ...compiler.errors import DoesNotFitError, DovetailError, UsageError
+from ...jobs.job import Job
+from ...jobs.runner import Painter
+from .measures import Measures
+from .preview import Preview
+from .ticket import DONE, FAILED, GONE, RUNNING, ClosingError, Form, GoneError, Ticket
+
+if TYPE_CHECKING:
+    import torch
+    from PIL import Image
+
+logger = logging.getLogger(__name__)
+
+PREVIEWS, TOLD = 0.25, 0.05
+"""Seconds between two previews of a picture, and between two words of its steps."""
+_KNOWN = 256
+"""How many kinds of calls are remembered to fit or not."""
+
+
+class QueueFullError(Exception):
+    """As many jobs wait as may; ``after`` are the seconds after which another try is worth it."""
+
+    def __init__(self, after: int) -> None:
+        super().__init__(f"as many jobs wait as may: try again in {after} s")
+        self.after = after
+
+
+class Queue:
+    """Jobs that wait for painters, each of which has a thread of its own.
+
+    Args:
+        painters: what paints.
+        waiting: how many jobs may wait.
+        measures: is told what happens.
+    """
+
+    def __init__(self, painters: Sequence[Painter], waiting: int, measures: Measures | None = None) -> None:
+        self.measures = measures or Measures()
+        self.preview = Preview()
+        self._most = waiting
+        self._changed = threading.Condition()
+        self._waiting: deque[Ticket] = deque()
+        self._running: list[Ticket] = []
+        self._verdicts: OrderedDict[tuple[Any, ...], DovetailError | None] = OrderedDict()
+        self._seconds = 1.0
+        self.is_closing = False
+        self._threads = [
+            threading.Thread(target=self._work, args=(one,), name=f"dovetail painter {number}", daemon=True)
+            for number, one in enumerate(painters)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, job: Job, form: Form | None = None, *, previews: bool = False) -> Ticket:
+        """Has a job be painted after those that wait.
+
+        Raises QueueFullError where too many wait, ClosingError where the server ends, and at once what an earlier job
+        of such a call was refused with.
+        """
+        key = _kind(job)
+        with self._changed:
+            known = self._verdicts.get(key) if key else None
+            if known is not None:
+                raise known.as_value() if isinstance(known, DoesNotFitError) else type(known)(*known.args)
+            if self.is_closing:
+                raise ClosingError
+            if len(self._waiting) >= self._most:
+                self.measures.refused.inc()
+                raise QueueFullError(self._retry_after())
+            ticket = Ticket(job, form or Form(), previews, is_checked=key is not None and key in self._verdicts)
+            self._waiting.append(ticket)
+            self._changed.notify_all()
+        return ticket
+
+    def leave(self, ticket: Ticket) -> None:
+        """Has a job that nobody waits for end: at once where it waits, within a step where it runs."""
+        ticket.leave()
+        with self._changed:
+            if ticket not in self._waiting:
+                return
+            self._waiting.remove(ticket)
+        self._end(ticket, GONE)
+
+    def tickets(self) -> list[Ticket]:
+        """The jobs that run, and those that wait, in their order."""
+        with self._changed:
+            return [*self._running, *self._waiting]
+
+    def close(self) -> None:
+        """Begins no job any more: those that run are finished, those that wait are told."""
+        with self._changed:
+            self.is_closing = True
+            left = list(self._waiting)
+            self._waiting.clear()
+            self._changed.notify_all()
+        for ticket in left:
+            self._end(ticket, FAILED, error=ClosingError())
+
+    def join(self, seconds: float | None = None) -> None:
+        """Waits until what runs is finished, after `close`."""
+        for thread in self._threads:
+            thread.join(seconds)
+
+    def _work(self, painter: Painter) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting and not self.is_closing:
+                    self._changed.wait()
+                if self.is_closing:
+                    return
+                unchecked = next((one for one in self._waiting if not one.is_checked), None)
+                ticket = unchecked or self._waiting.popleft()
+                if unchecked is None:
+                    self._begin(ticket)
+                else:
+                    unchecked.is_checked = True
+            self._check(painter, ticket) if unchecked else self._paint(painter, ticket)
+
+    def _begin(self, ticket: Ticket) -> None:
+        ticket.state, ticket.begun = RUNNING, time.time()
+        self._running.append(ticket)
+
+    def _check(self, painter: Painter, ticket: Ticket) -> None:
+        """Plans a job that waits before any other is painted, so that what cannot be is refused soon."""
+        problem: BaseException | None = None
+        try:
+            ticket.check()
+            painter.check(ticket.job)
+        except GoneError:
+            return
+        except Exception as error:
+            problem = _without_frames(error)
+        key = _kind(ticket.job)
+        with self._changed:
+            if key and (problem is None or isinstance(problem, DoesNotFitError)):
+                self._verdicts[key] = problem
+                self._verdicts.move_to_end(key)
+                if len(self._verdicts) > _KNOWN:
+                    self._verdicts.popitem(last=False)
+            if problem is None or ticket not in self._waiting:
+                return
+            self._waiting.remove(ticket)
+        self._end(ticket, FAILED, error=problem)
+
+    def _paint(self, painter: Painter, ticket: Ticket) -> None:
+        """Paints a job, and writes its pictures; whatever happens, the ticket is over then, and the thread lives on."""
+        ticket.tell()
+        ended: dict[str, Any] = {}
+        state = FAILED
+        try:
+            ticket.check()
+            pictures = painter.run(ticket.job, _Told(ticket, self.preview))
+            ended = {"files": tuple(written(one, ticket.form) for one in pictures), "size": pictures[0].size}
+            state = DONE
+        except GoneError:
+            state = GONE
+        except BaseException as error:
+            ended = {"error": _without_frames(error)}
+        try:
+            self.preview.end(ticket, pictures[-1] if state == DONE else None)
+            self.measures.painted(painter)
+        except Exception as error:  # which a picture is not lost for
+            logger.warning("what was painted cannot be measured: %s", error, exc_info=error)
+        with self._changed:
+            self._running.remove(ticket)
+        self._end(ticket, state, **ended)
+        if state == DONE:
+            self._seconds += 0.2 * (ticket.seconds - self._seconds)
+
+    def _end(self, ticket: Ticket, state: str, **what: Any) -> None:
+        ticket.end(state, **what)
+        self.measures.ended(ticket)
+        ticket.tell()
+
+    def _retry_after(self) -> int:
+        """The seconds until another job has room, as the last ones took."""
+        return min(600, max(1, math.ceil(self._seconds / max(1, len(self._threads)))))
+
+
+class _Told:
+    """Is told of each step of a ticket's job; raises GoneError where nobody waits for it.
+
+    Args:
+        ticket: the job.
+        preview: makes pictures of latents.
+    """
+
+    def __init__(self, ticket: Ticket, preview: Preview) -> None:
+        self._ticket, self._preview = ticket, preview
+        self._told = self._shown = time.monotonic()
+
+    def __call__(self, step: int, steps: int, latents: torch.Tensor | None) -> None:
+        ticket, now = self._ticket, time.monotonic()
+        ticket.check()
+        ticket.step, ticket.steps = step, steps
+        if latents is not None:
+            self._preview.note(ticket, latents)
+        if ticket.previews and latents is not None and now - self._shown >= PREVIEWS:
+            self._shown = now
+            ticket.preview = self._preview.picture(latents, ticket.job) or ticket.preview
+            ticket.preview_step = step
+        if now - self._told >= TOLD or step in (0, steps):
+            self._told = now
+            ticket.tell()
+
+
+def written(picture: Image.Image, form: Form) -> bytes:
+    """A picture as the bytes of a file."""
+    file = io.BytesIO()
+    save = partial(picture.convert("RGB").save, file, format=form.kind)
+    save() if form.kind == "png" else save(quality=form.quality)
+    return file.getvalue()
+
+
+def _kind(job: Job) -> tuple[Any, ...] | None:
+    """What calls of equal plans have in common; None of one that takes its size from a picture."""
+    if job.image is not None and not (job.width and job.height):
+        return None
+    plain = replace(job, prompt="", seed=0, count=1, image=b"" if job.image else None, mask=b"" if job.mask else None)
+    steered = plain.negative_prompt is not None
+    return (
+        plain.width, plain.height, plain.steps, plain.guidance, plain.cfg_scale, steered, plain.loras,
+        plain.image is not None, plain.mask is not None, plain.strength,
+    )  # fmt: skip
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """An error without the frames that raised it, which hold what was tried; what nobody foresaw is logged before."""
+    if not isinstance(error, (UsageError, DoesNotFitError)):
+        logger.warning("a job failed: %s", error, exc_info=error)
+    error.__context__ = error.__cause__ = None
+    return error.with_traceback(None)

@@ -1,0 +1,44 @@
+"""What a server is told at its start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ...compiler.errors import UsageError
+from ...jobs.bounds import Bounds
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where a server listens, from whom it takes requests, and how large they may be.
+
+    ``model`` is what clients call the pipeline, ``hosts`` are further names in a Host header, ``origins`` the pages of
+    others that may ask (CORS). ``waiting`` is how many jobs may wait, ``body`` how many bytes a request may have, and
+    ``seconds`` how long it may take to arrive. ``kept`` is how long pictures are kept, in seconds, and ``kept_bytes``
+    how much of them.
+    """
+
+    model: str = "dovetail"
+    host: str = LOOPBACK[0]
+    port: int = 7860
+    key: str = ""
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    waiting: int = 32
+    bounds: Bounds = field(default_factory=Bounds)
+    body: int = 48 * 2**20
+    seconds: float = 60.0
+    kept: float = 3600.0
+    kept_bytes: int = 512 * 2**20
+
+    def check(self) -> None:
+        """Raises UsageError for an address that others reach, without a key, and for a key that is none."""
+        if self.host not in LOOPBACK and not self.key:
+            raise UsageError(
+                f"{self.host} is an address that other machines reach: give a key that clients have to send, in the "
+                "environment variable DOVETAIL_API_KEY or with --api-key-file FILE, or leave out --host"
+            )
+        if self.key and (len(self.key) < 8 or not self.key.isascii() or not self.key.isprintable()):
+            raise UsageError("an API key has at least 8 characters, all of them printable ASCII")

@@ -1,0 +1,80 @@
+"""A server to be tested: a painter that paints at once or when it is told to, and a server on a port of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from PIL import Image
+
+from dovetail.jobs.bounds import Bounds
+from dovetail.jobs.facts import DeviceFacts, Facts
+from dovetail.jobs.job import Job
+from dovetail.jobs.runner import OnStep, Painter
+from dovetail.serve.api.served import Served
+from dovetail.serve.app import application
+from dovetail.serve.server import Server, address_of, bound
+from dovetail.serve.work.kept import KeptPictures
+from dovetail.serve.work.measures import Measures
+from dovetail.serve.work.queue import Queue
+from dovetail.serve.work.settings import Settings
+
+
+@dataclass
+class Brush:
+    """Paints a picture whose colour is its seed; ``gate`` holds it before each step, ``refuse`` and ``fail`` raise."""
+
+    steps: int = 4
+    gate: threading.Semaphore | None = None
+    refuse: Callable[[Job], None] = lambda job: None
+    fail: Callable[[Job], None] = lambda job: None
+    painted: list[Job] = field(default_factory=list)
+    checked: list[Job] = field(default_factory=list)
+
+    def run(self, job: Job, on_step: OnStep) -> list[Image.Image]:
+        """Paints the pictures of a job."""
+        for step in range(self.steps + 1):
+            if self.gate is not None:
+                self.gate.acquire(timeout=10)
+            on_step(step, self.steps, None)
+        self.fail(job)
+        self.painted.append(job)
+        size = job.width or 16, job.height or 16
+        return [Image.new("RGB", size, (seed % 256, seed // 256 % 256, 0)) for seed in job.seeds]
+
+    def check(self, job: Job) -> None:
+        """Refuses what it is told to refuse."""
+        self.checked.append(job)
+        self.refuse(job)
+
+    def facts(self) -> Facts:
+        """One device, half full."""
+        return Facts({"sampling": 0.5}, {"sim0": DeviceFacts(512, 768, 800, 1024)}, {"read": 1})
+
+
+def served_by(painters: Sequence[Painter], **settings: Any) -> Served:
+    """A server of some painters; it knows one LoRA."""
+    settings = {"bounds": Bounds(side=256, pixels=256 * 256, steps=20, count=4, bytes=200_000), **settings}
+    own, measures = Settings(**settings), Measures()
+    return Served(
+        own, Queue(painters, own.waiting, measures), painters, KeptPictures(own.kept, own.kept_bytes), measures,
+        ["blue"], ["TestScheduler"], ["image", "mask"], (16, 16), 4,
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def running(served: Served) -> Iterator[str]:
+    """A server at a port of its own; gives its address."""
+    with bound(served.settings) as listening:
+        server = Server(application(served), served.queue.close)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        try:
+            yield address_of(listening)
+        finally:
+            server.end()
+            thread.join(20)
+            served.queue.join(20)

@@ -1,0 +1,135 @@
+"""One pipeline that stays loaded: the pictures of generate, cancelled jobs, LoRAs, pictures to begin with."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image, ImageChops
+
+from dovetail.cli.options.shared import Where
+from dovetail.compiler.errors import DoesNotFitError, UsageError
+from dovetail.jobs.job import Job
+from dovetail.jobs.runner import Opening, Runner
+from tests.command_line import done
+from tests.dovetail.recovery.injected import Injected
+
+PLAIN = Job("a red circle", width=32, height=32, steps=2, seed=7)
+
+
+@pytest.fixture(scope="module")
+def runner() -> Runner:
+    return Runner(Opening(where=Where(backend="sim0", rig="sim0=64MiB,cpu=8GiB")))
+
+
+def same(first: Image.Image, second: Image.Image) -> bool:
+    return first.size == second.size and ImageChops.difference(first, second).getbbox() is None
+
+
+def png(picture: Image.Image) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, format="png")
+    return file.getvalue()
+
+
+def generated(path: Path, *words: str) -> Image.Image:
+    placed = ("--backend", "sim0", "--rig", "sim0=64MiB,cpu=8GiB")
+    done("generate", "a red circle", "--steps", "2", "--size", "32", "-s", "7", "-o", str(path), *placed, *words)
+    return Image.open(path)
+
+
+def test_a_seed_gives_the_picture_that_generate_paints(runner: Runner, tmp_path: Path) -> None:
+    expected = generated(tmp_path / "plain.png")
+    with_lora = generated(tmp_path / "lora.png", "--lora", "blue:0.8")
+    told: list[tuple[int, int]] = []
+    assert same(runner.run(PLAIN, lambda step, steps, latents: told.append((step, steps)))[0], expected)
+    assert told == [(0, 2), (1, 2), (2, 2)]
+    blue = Job("a red circle", width=32, height=32, steps=2, seed=7, loras=(("blue", 0.8),))
+    assert same(runner.run(blue)[0], with_lora)
+    assert not same(with_lora, expected)
+    assert same(runner.run(PLAIN)[0], expected), "a LoRA stays no longer than it is asked for"
+
+
+def test_each_picture_of_a_job_has_the_next_seed_and_is_the_one_that_it_is_alone(runner: Runner) -> None:
+    several = runner.run(Job("a red circle", width=32, height=32, steps=2, seed=6, count=2))
+    assert len(several) == 2
+    assert same(several[1], runner.run(PLAIN)[0])
+
+
+def test_what_is_raised_at_a_step_ends_the_job_and_leaves_the_pipeline_ready(runner: Runner) -> None:
+    before = runner.run(PLAIN)[0]
+
+    def stop(step: int, steps: int, latents: object) -> None:
+        if step == 1:
+            raise KeyError("stop")
+
+    with pytest.raises(KeyError, match="stop"):
+        runner.run(PLAIN, stop)
+    assert same(runner.run(PLAIN)[0], before)
+
+
+def test_a_picture_to_begin_with_and_a_mask(runner: Runner) -> None:
+    begun = png(Image.new("RGB", (32, 32), "green"))
+    mask = png(Image.new("L", (32, 32), 255))
+    assert runner.tasks == ["image", "mask"]
+    for job in (
+        Job("a red circle", steps=4, image=begun, strength=0.5),
+        Job("a red circle", steps=4, image=begun, mask=mask, strength=0.5),
+    ):
+        told: list[tuple[int, int]] = []
+        assert runner.run(job, lambda step, steps, latents, told=told: told.append((step, steps)))[0].size == (32, 32)
+        assert told[-1] == (2, 2), "only the steps that are made are counted"
+
+
+def test_a_size_that_does_not_fit_is_refused_with_the_words_of_the_plan(runner: Runner) -> None:
+    before = runner.run(PLAIN)[0]
+    large = Job("a red circle", width=1024, height=1024, steps=1)
+    for ask in (runner.check, runner.run):
+        with pytest.raises(DoesNotFitError, match="sim0"):
+            ask(large)
+    assert same(runner.run(PLAIN)[0], before)
+
+
+def test_a_job_for_which_memory_runs_out_leaves_the_next_as_it_was(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = runner.run(PLAIN)[0]
+    with monkeypatch.context() as patch:
+        Injected(patch).fails = lambda _: True
+        with pytest.raises((DoesNotFitError, torch.OutOfMemoryError)):
+            runner.run(PLAIN)
+    assert same(runner.run(PLAIN)[0], before)
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        (Job("a", loras=(("../blue", 1.0),)), "no LoRA is called '../blue': did you mean 'blue'?"),
+        (Job("a", loras=(("/etc/passwd", 1.0),)), "there are blue"),
+        (Job("a", image=b"GIF89a"), "damaged, or no PNG, JPEG, WEBP"),
+        (Job("a", image=png(Image.new("1", (5000, 5000)))), "5000 x 5000 pixels"),
+        (Job("a", width=33, height=32, steps=1), "33"),
+    ],
+)
+def test_what_cannot_be_is_one_clear_error(runner: Runner, job: Job, message: str) -> None:
+    with pytest.raises(UsageError) as told:
+        runner.run(job)
+    assert message in str(told.value)
+
+
+def test_how_a_pipeline_is_opened_can_be_sent_to_another_process() -> None:
+    opening = Opening(where=Where(backend="sim0"), lora_dir="loras", threads=2)
+    assert pickle.loads(pickle.dumps(opening)) == opening
+
+
+def test_what_it_says_of_itself(runner: Runner) -> None:
+    runner.run(PLAIN)
+    facts = runner.facts()
+    assert {"sampling", "decoding"} <= facts.phases.keys()
+    assert 0 < facts.devices["sim0"].peak <= facts.devices["sim0"].free
+    assert facts.devices["sim0"].planned > 0
+    assert facts.devices["cpu"].used > 0
+    assert pickle.loads(pickle.dumps(facts)) == facts

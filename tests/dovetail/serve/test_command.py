@@ -1,0 +1,72 @@
+"""`dovetail serve` as it is typed."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx2
+import pytest
+from typer.testing import CliRunner
+
+from dovetail.cli.app import app
+from dovetail.serve.server import bound
+from dovetail.serve.work.settings import Settings
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--host", "0.0.0.0"), "DOVETAIL_API_KEY or with --api-key-file FILE"),
+        (("--api-key-file", "/nowhere"), "--api-key-file: cannot read /nowhere"),
+        (("--port", "70000"), "--port"),
+        (("/nowhere",), "there is no folder /nowhere"),
+        (("--lora-model-dir", "/nowhere"), "there is no folder /nowhere"),
+        (("--max-steps", "0"), "--max-steps"),
+    ],
+)
+def test_what_is_typed_wrongly_is_one_error_before_anything_is_loaded(words: tuple[str, ...], message: str) -> None:
+    result = CliRunner().invoke(app, ["serve", *([] if "--port" in words else ["--port", "0"]), *words])
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+
+
+def test_a_port_that_is_taken_is_said() -> None:
+    with bound(Settings(port=0)) as taken:
+        result = CliRunner().invoke(app, ["serve", "--port", str(taken.getsockname()[1])])
+    assert result.exit_code == 2
+    assert "name another with --port" in " ".join(result.stderr.split())
+
+
+def test_without_the_extra_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: None if name == "uvicorn" else own(name, *more)
+    )
+    result = CliRunner().invoke(app, ["serve"])
+    assert result.exit_code == 1
+    assert "serve needs uvicorn, which is not installed: pip install 'dovetail-diffusion[serve]'" in result.stderr
+
+
+def test_other_commands_import_nothing_of_it() -> None:
+    code = "import sys, dovetail.cli.app; print({'fastapi', 'uvicorn', 'starlette'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+@pytest.mark.slow
+def test_the_demo_is_served_until_a_signal_ends_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dovetail", "serve", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        assert process.stderr is not None
+        found = next(filter(None, (re.search(r"at (http://\S+) ", line) for line in process.stderr)))
+        body = {"prompt": "a red circle", "seed": 7}
+        answer = httpx2.post(f"{found[1]}/v1/images/generations", json=body, timeout=60)
+        assert answer.json()["data"][0]["seed"] == 7
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert process.stderr.read() == ""
+    assert not list(tmp_path.iterdir())

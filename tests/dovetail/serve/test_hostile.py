@@ -1,0 +1,54 @@
+"""Hostile requests: each is answered with a sentence or not at all, and the server goes on as before."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from dovetail.compiler.errors import UsageError
+from dovetail.jobs.bounds import Bounds
+from dovetail.jobs.job import Job
+from dovetail.jobs.pictures import opened_pictures
+from testbed.hostile import Drawn, asked
+from testbed.serving import Brush, running, served_by
+
+BOUNDS = Bounds(side=256, pixels=256 * 256, steps=20, count=4, bytes=200_000)
+
+
+def read_pictures(job: Job) -> None:
+    opened_pictures(job, BOUNDS)
+
+
+@pytest.mark.parametrize("key", ["", "a long key"])
+def test_no_request_breaks_the_server_or_touches_a_file(key: str, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.png"
+    secret.write_bytes(b"x")
+    os.utime(secret, (1, 1))
+    served = served_by([Brush(refuse=read_pictures)], key=key, bounds=BOUNDS, body=500_000, seconds=5.0)
+    before = set(tmp_path.parent.rglob("*"))
+    with running(served) as address:
+        secrets = (str(secret), secret.as_uri(), f"{address}/pictures/x", "../secret.png")
+        drawn = Drawn(address.removeprefix("http://"), int(os.environ["DOVETAIL_TEST_SEED"]), secrets, has_slow=False)
+        for _ in range(150):
+            one = drawn.one()
+            status, answer = asked(address, one)
+            assert status < 500, (one.what, answer)
+            assert b"Traceback" not in answer, one.what
+            assert b"site-packages" not in answer, one.what
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        assert httpx2.post(f"{address}/api/generate", json={"prompt": "a"}, headers=headers).status_code == 200
+    assert secret.stat().st_atime == 1
+    assert set(tmp_path.parent.rglob("*")) == before
+
+
+def test_a_picture_that_is_none_is_one_sentence(tmp_path: Path) -> None:
+    drawn = Drawn("localhost", 0)
+    for _ in range(200):
+        for data in (drawn._cut(), drawn._bomb()):
+            try:
+                opened_pictures(Job("a", image=data), BOUNDS)
+            except UsageError as error:
+                assert "\n" not in str(error)

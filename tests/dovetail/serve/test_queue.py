@@ -1,0 +1,150 @@
+"""The queue: in order, bounded, each job once; and what happens to jobs that nobody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from dovetail.compiler.errors import DoesNotFitError, UsageError
+from dovetail.jobs.job import Job
+from dovetail.serve.work.queue import Queue, QueueFullError
+from dovetail.serve.work.ticket import ClosingError, Ticket
+from testbed.serving import Brush
+
+
+def wait(condition: Callable[[], bool]) -> None:
+    ending = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < ending, "nothing happened"
+        time.sleep(0.002)
+
+
+def finished(*tickets: Ticket) -> None:
+    wait(lambda: all(one.is_over for one in tickets))
+
+
+@pytest.fixture
+def held() -> Iterator[tuple[Queue, Brush]]:
+    """A queue whose painter waits before each step until the gate is opened."""
+    brush = Brush(gate=threading.Semaphore(0))
+    queue = Queue([brush], 3)
+    yield queue, brush
+    brush.gate = None
+    queue.close()
+
+
+def started(queue: Queue, seed: int = 0) -> Ticket:
+    ticket = queue.submit(Job("a", seed=seed))
+    wait(lambda: ticket.state == "running")
+    return ticket
+
+
+def test_jobs_are_painted_in_their_order_each_once() -> None:
+    brush = Brush()
+    queue = Queue([brush], 100)
+    tickets = [queue.submit(Job("a", seed=seed)) for seed in range(40)]
+    finished(*tickets)
+    assert [job.seed for job in brush.painted] == list(range(40))
+    assert {one.state for one in tickets} == {"done"}
+
+
+def test_several_painters_share_one_queue_and_paint_each_job_once() -> None:
+    brushes = [Brush(), Brush(), Brush()]
+    queue = Queue(brushes, 200)
+    tickets = [queue.submit(Job("a", seed=seed)) for seed in range(150)]
+    finished(*tickets)
+    assert sorted(job.seed for brush in brushes for job in brush.painted) == list(range(150))
+
+
+def test_more_than_may_wait_are_told_when_to_come_again(held: tuple[Queue, Brush]) -> None:
+    queue, _ = held
+    started(queue)
+    for _ in range(3):
+        queue.submit(Job("a"))
+    with pytest.raises(QueueFullError) as told:
+        queue.submit(Job("a"))
+    assert told.value.after >= 1
+
+
+def test_a_job_that_nobody_waits_for_is_taken_out_or_ends_within_a_step(held: tuple[Queue, Brush]) -> None:
+    queue, brush = held
+    first, second, third = started(queue), queue.submit(Job("a", seed=1)), queue.submit(Job("a", seed=2))
+    queue.leave(second)
+    assert second.state == "gone"
+    queue.leave(first)
+    assert brush.gate is not None
+    brush.gate.release()  # one step, and no more of the first job
+    finished(first)
+    assert first.state == "gone"
+    brush.gate.release(20)
+    finished(third)
+    assert [job.seed for job in brush.painted] == [2]
+
+
+def test_what_does_not_fit_is_refused_before_the_jobs_that_wait_and_at_once_when_it_comes_again() -> None:
+    def refuse(job: Job) -> None:
+        if job.width == 4096:
+            raise DoesNotFitError("4096 does not fit on sim0", ways="ask for 512")
+
+    brush = Brush(gate=threading.Semaphore(0), refuse=refuse)
+    queue = Queue([brush], 9)
+    first = started(queue)
+    others = [queue.submit(Job("a", seed=seed)) for seed in (1, 2)]
+    large = queue.submit(Job("a", width=4096))
+    assert brush.gate is not None
+    brush.gate.release(5)
+    finished(first, large)
+    assert str(large.error) == "4096 does not fit on sim0: ask for 512"
+    assert not any(one.is_over for one in others)
+    with pytest.raises(DoesNotFitError, match="ask for 512"):
+        queue.submit(Job("another", width=4096, seed=9))
+    brush.gate.release(50)
+    finished(*others)
+    assert [job.seed for job in brush.painted] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("broken"), torch.OutOfMemoryError("full"), UsageError("wrong")])
+def test_a_job_that_fails_takes_no_other_with_it(error: Exception) -> None:
+    def fail(job: Job) -> None:
+        if job.seed == 1:
+            raise error
+
+    queue = Queue([Brush(fail=fail)], 9)
+    tickets = [queue.submit(Job("a", seed=seed)) for seed in range(3)]
+    finished(*tickets)
+    assert [one.state for one in tickets] == ["done", "failed", "done"]
+    assert tickets[1].error is error
+    assert error.__traceback__ is None, "its frames hold what was computed"
+
+
+def test_at_the_end_what_runs_is_finished_and_what_waits_is_told(held: tuple[Queue, Brush]) -> None:
+    queue, brush = held
+    first, second = started(queue), queue.submit(Job("a"))
+    queue.close()
+    assert isinstance(second.error, ClosingError)
+    assert not first.is_over
+    assert brush.gate is not None
+    brush.gate.release(5)
+    finished(first)
+    queue.join(5)
+    assert first.state == "done"
+    with pytest.raises(ClosingError):
+        queue.submit(Job("a"))
+
+
+def test_who_watches_a_job_is_told_of_each_change_and_of_its_end() -> None:
+    async def watch() -> list[str]:
+        queue = Queue([Brush(steps=3)], 4)
+        ticket = queue.submit(Job("a"))
+        seen = [ticket.state async for _ in ticket.changes()]
+        await ticket.over()
+        return seen
+
+    seen = asyncio.run(asyncio.wait_for(watch(), 10))
+    assert seen[-1] == "done"
+    assert "done" not in seen[:-1]

@@ -1,0 +1,145 @@
+"""A server that runs: clients that hang up, events, its end, and what it says of itself."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+import httpx2
+import pytest
+
+from dovetail.jobs.job import Job
+from dovetail.serve.app import application
+from dovetail.serve.server import Server, address_of, bound
+from testbed.serving import Brush, running, served_by
+
+
+def wait(condition: Callable[[], bool]) -> None:
+    ending = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < ending, "nothing happened"
+        time.sleep(0.005)
+
+
+def sent(address: str, body: bytes, path: str = "/v1/images/generations") -> socket.socket:
+    """A connection on which a request was sent, whose answer nobody has read."""
+    place = urlsplit(address)
+    made = socket.create_connection((place.hostname, place.port), timeout=10)
+    head = f"POST {path} HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Type: application/json\r\n"
+    made.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    return made
+
+
+@pytest.mark.parametrize("path", ["/v1/images/generations", "/sdapi/v1/txt2img", "/api/generate"])
+def test_a_client_that_hangs_up_ends_its_job_within_a_step(path: str) -> None:
+    brush = Brush(gate=threading.Semaphore(1))
+    served = served_by([brush])
+    with running(served) as address:
+        with sent(address, b'{"prompt": "a"}', path):
+            wait(lambda: any(one.state == "running" for one in served.queue.tickets()))
+            (ticket,) = served.queue.tickets()
+        wait(lambda: ticket._is_left)
+        assert brush.gate is not None
+        brush.gate.release()
+        wait(lambda: ticket.is_over)
+        assert (ticket.state, brush.painted) == ("gone", [])
+        brush.gate = None
+        assert httpx2.post(f"{address}{path}", json={"prompt": "a"}, timeout=10).status_code == 200
+
+
+def test_a_full_queue_says_when_to_come_again() -> None:
+    brush = Brush(gate=threading.Semaphore(0))
+    served = served_by([brush], waiting=1)
+    with running(served) as address:
+        first = sent(address, b'{"prompt": "a"}')
+        wait(lambda: any(one.state == "running" for one in served.queue.tickets()))
+        second = sent(address, b'{"prompt": "a"}')
+        wait(lambda: len(served.queue.tickets()) == 2)
+        full = httpx2.post(f"{address}/v1/images/generations", json={"prompt": "a"})
+        assert full.status_code == 429
+        assert int(full.headers["retry-after"]) >= 1
+        assert brush.gate is not None
+        brush.gate.release(50)
+        for one in (first, second):
+            assert one.recv(100).startswith(b"HTTP/1.1 200")
+            one.close()
+
+
+def test_events_tell_of_the_steps_and_end_with_the_picture() -> None:
+    with running(served_by([Brush()])) as address:
+        with httpx2.stream("POST", f"{address}/api/generate", json={"prompt": "a", "seed": 3, "count": 2}) as answer:
+            parts = "".join(answer.iter_text()).split("\n\n")[:-1]
+        events = [(one.splitlines()[0][7:], json.loads(one.splitlines()[1][6:])) for one in parts]
+        assert events[-1][0] == "done"
+        assert [one["seed"] for one in events[-1][1]["pictures"]] == [3, 4]
+        url = events[-1][1]["pictures"][0]["url"]
+        assert httpx2.get(address + url).headers["content-type"] == "image/png"
+        assert httpx2.get(f"{address}/pictures/guessed").status_code == 404
+
+
+def test_what_it_is_asked_to_end_by_finishes_what_is_painted_and_tells_who_waits() -> None:
+    brush = Brush(gate=threading.Semaphore(0))
+    served = served_by([brush])
+    with bound(served.settings) as listening:
+        server, address = Server(application(served), served.queue.close), address_of(listening)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        first = sent(address, b'{"prompt": "a"}')
+        wait(lambda: any(one.state == "running" for one in served.queue.tickets()))
+        second = sent(address, b'{"prompt": "a"}')
+        wait(lambda: len(served.queue.tickets()) == 2)
+        server.end()
+        assert second.recv(100).startswith(b"HTTP/1.1 503")
+        second.close()
+        assert thread.is_alive()
+        assert brush.gate is not None
+        brush.gate.release(50)
+        assert first.recv(100).startswith(b"HTTP/1.1 200")
+        first.close()
+        thread.join(10)
+        assert not thread.is_alive()
+    assert len(brush.painted) == 1
+
+
+def test_a_body_that_comes_too_slowly_is_not_waited_for() -> None:
+    with running(served_by([Brush()], seconds=0.2)) as address:
+        place = urlsplit(address)
+        with socket.create_connection((place.hostname, place.port), timeout=10) as slow:
+            head = f"POST /v1/images/generations HTTP/1.1\r\nHost: {place.netloc}\r\n"
+            slow.sendall(f'{head}Content-Type: application/json\r\nContent-Length: 50\r\n\r\n{{"pro'.encode())
+            assert slow.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def test_what_nobody_foresaw_is_told_without_its_words() -> None:
+    def fail(job: Job) -> None:
+        raise RuntimeError("secret /root/path")
+
+    with running(served_by([Brush(fail=fail)])) as address:
+        answer = httpx2.post(f"{address}/v1/images/generations", json={"prompt": "a"})
+        assert answer.status_code == 500
+        assert "secret" not in answer.text
+        assert httpx2.get(f"{address}/health").json() == {"status": "ok"}
+
+
+def test_what_it_says_of_itself() -> None:
+    with running(served_by([Brush()])) as address:
+        httpx2.post(f"{address}/v1/images/generations", json={"prompt": "a"})
+        state = httpx2.get(f"{address}/api/state").json()
+        assert state["devices"] == [
+            {"name": "sim0", "painter": 0, "used": 512, "peak": 768, "planned": 800, "free": 1024}
+        ]
+        told = httpx2.get(f"{address}/metrics").text
+        for line in (
+            'dovetail_jobs_total{outcome="done"} 1.0',
+            'dovetail_phase_seconds_total{phase="sampling"} 0.5',
+            'dovetail_device_peak_bytes{device="sim0"} 768.0',
+            'dovetail_cache_lookups_total{result="read"} 1.0',
+            'dovetail_queue_jobs{state="waiting"} 0.0',
+            'dovetail_requests_total{route="/v1/images/generations",status="200"} 1.0',
+        ):
+            assert line in told
+        assert httpx2.get(f"{address}/ready").json() == {"ready": True}
