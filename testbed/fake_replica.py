@@ -17,6 +17,7 @@ from typing import Any
 from PIL import Image
 
 from dovetail.compiler.errors import DoesNotFitError, UsageError
+from dovetail.jobs.facts import DeviceFacts, Facts
 from dovetail.jobs.job import Job
 from dovetail.jobs.replicas.child import serve
 from dovetail.jobs.steps import OnStep
@@ -27,6 +28,9 @@ class Fake:
 
     def __init__(self) -> None:
         self.jobs = 0
+
+    def facts(self) -> Facts:
+        return Facts({"sampling": 1.0}, {"cpu": DeviceFacts(used=10, peak=20)})
 
     def check(self, job: Job) -> None:
         if "huge" in job.prompt:

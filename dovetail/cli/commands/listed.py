@@ -22,12 +22,11 @@ from ..options.lora import Loras
 from ..options.painting import ANY_SEED, Painting
 from ..options.shared import Where
 from ..options.source import Source
-from ..options.subject import find_pipeline, located, whole
+from ..options.subject import find_pipeline, whole
 from ..options.weights import WeightFiles
 from ..output.picture import FPS, save_frames
 from ..output.progress import planning_shown, progress, tell
 from ..output.results import print_json
-from ..output.run import warn
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -164,26 +163,13 @@ class Listed:
 
     def _openings(self, jobs: Sequence[Job]) -> dict[str, Opening]:
         """How each replica is opened, by what it is called."""
-        import torch
+        from ...jobs.replicas.openings import openings
 
-        from ...jobs.replicas.automatic import automatic
-        from ...jobs.replicas.sharing import left_out, names_of, shares
-
-        opening = self._opening
-        pipeline = opening.pipeline()
-        located(pipeline)  # what is on the Hub is downloaded once
         count = count_of(self.bulk.replicas)
-        if count is None:
-            with planning_shown("planning how many replicas there is room for"):
-                each = automatic(opening, _largest(jobs))
-        else:
-            each = shares(opening.where, pipeline.components, count)
-        unused = left_out(opening.where, pipeline.components, each)
-        if unused:
-            warn(f"{', '.join(map(str, unused))} of no replica: each has as many devices as the others")
-        threads = opening.threads or max(1, torch.get_num_threads() // len(each))
-        names = names_of(each)
-        return {name: replace(opening, where=one, threads=threads) for name, one in zip(names, each, strict=True)}
+        if count is not None:
+            return openings(self._opening, count, {})
+        with planning_shown("planning how many replicas there is room for"):
+            return openings(self._opening, None, _largest(jobs))
 
     @property
     def _opening(self) -> Opening:

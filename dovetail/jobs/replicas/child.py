@@ -11,12 +11,14 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
+from ...compiler.devices.rig import Rig
 from ..bounds import Bounds
+from ..facts import Facts
 from ..job import Job
 from ..runner import Opening, Painter, Runner
 from .payload import packed_latents, packed_pictures, told_of
@@ -24,6 +26,7 @@ from .wire import Message, Wire
 
 if TYPE_CHECKING:
     import torch
+    from PIL import Image
 
 COMMAND = (sys.executable, "-c", "from dovetail.jobs.replicas.child import main; main()")
 """What starts a replica."""
@@ -70,7 +73,7 @@ class Replica:
         job = Job.from_json(message.said["job"])
         if message.what == "check":
             painter.check(job)
-            self._wire.tell("done", number=number, pictures=[])
+            self._done(painter, number, [])
             return
 
         def on_step(done: int, total: int, latents: torch.Tensor | None) -> None:
@@ -79,15 +82,35 @@ class Replica:
             shape, data = packed_latents(latents if message.said["latents"] else None)
             self._wire.tell("step", data, number=number, done=done, total=total, shape=shape)
 
-        facts, data = packed_pictures(painter.run(job, on_step))
-        self._wire.tell("done", data, number=number, pictures=facts)
+        self._done(painter, number, painter.run(job, on_step))
+
+    def _done(self, painter: Painter, number: int, pictures: Sequence[Image.Image]) -> None:
+        kinds, data = packed_pictures(pictures)
+        facts = TypeAdapter(Facts).dump_python(painter.facts(), mode="json")
+        self._wire.tell("done", data, number=number, pictures=kinds, facts=facts)
 
 
 def opened(said: dict[str, Any]) -> Painter:
     """The pipeline that a replica is told to open."""
-    return Runner(
-        TypeAdapter(Opening).validate_python(said["opening"]), TypeAdapter(Bounds).validate_python(said["bounds"])
-    )
+    opening, bounds = TypeAdapter(Opening), TypeAdapter(Bounds)
+    told = opening.validate_python(said["opening"])
+    _begin_on(told.where.rig)
+    runner = Runner(told, bounds.validate_python(said["bounds"]))
+    if said["prepares"]:
+        runner.prepare()
+    return runner
+
+
+def _begin_on(rig: str) -> None:
+    """Has the first of a replica's cards be the one on which libraries put what names none: not the first of all."""
+    first = next((one for one in Rig.parse(rig).gpus if not one.is_simulated), None) if rig else None
+    if first is None:
+        return
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is not None and accelerator.type == first.kind:
+        torch.accelerator.set_device_index(first.index)
 
 
 def serve(open_painter: Callable[[dict[str, Any]], Painter] = opened) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -12,12 +13,14 @@ from pydantic import TypeAdapter
 
 from ...compiler.errors import DovetailError
 from ..bounds import Bounds
+from ..facts import Facts
 from ..job import Job
 from ..runner import Opening
 from ..steps import OnStep
 from .child import COMMAND
 from .promised import Promised, Waiting
 from .seat import Seat
+from .tally import Tally
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -39,27 +42,29 @@ class Replicas:
     Args:
         openings: how each is opened, by what it is called.
         bounds: the largest job that is taken.
+        prepares: whether each is ready only when it has planned a picture of which nothing is said, and has its weights
+            in place.
         told: is given what is to be known of them, a line each: what they warn of, and that one has ended.
         command: what starts a process, which is one that `child.serve` makes of it.
     """
 
     def __init__(
         self, openings: Mapping[str, Opening], bounds: Bounds | None = None, *,
-        told: Callable[[str], None] = lambda _: None, command: Sequence[str] = COMMAND,
+        prepares: bool = False, told: Callable[[str], None] = lambda _: None,
+        command: Sequence[str] = COMMAND,
     ) -> None:  # fmt: skip
-        self._waiting = Waiting()
+        self._waiting, self._tally = Waiting(), Tally()
         self._told = told
         self._heard: set[str] = set()
         self._changing = threading.Lock()
         self._is_closed = False
         limits = TypeAdapter(Bounds).dump_python(bounds or Bounds(), mode="json")
-        self.seats = [
-            Seat(
-                name, command, {"opening": TypeAdapter(Opening).dump_python(one, mode="json"), "bounds": limits},
-                self._waiting, lambda line, name=name: self._tell(name, line), self._gone,  # type: ignore[misc]
-            )
-            for name, one in openings.items()
-        ]  # fmt: skip
+        self.seats: list[Seat] = []
+        for name, one in openings.items():
+            opening = TypeAdapter(Opening).dump_python(one, mode="json")
+            setup = {"opening": opening, "bounds": limits, "prepares": prepares}
+            tell = partial(self._tell, name)
+            self.seats.append(Seat(name, command, setup, self._waiting, self._tally, tell, self._gone))
 
     def __enter__(self) -> Replicas:
         """Starts all of them, and waits until they are ready; raises the error of the first that cannot be."""
@@ -88,11 +93,15 @@ class Replicas:
 
     def run(self, job: Job, on_step: OnStep = _unheard) -> list[Image.Image]:
         """Paints the pictures of a job, and waits for them; raises its error, and what ``on_step`` raises."""
-        return self._wait(self.submit(job, on_step))
+        return self._wait(self.submit(job, on_step, latents=True))
 
     def check(self, job: Job) -> None:
         """Has a replica plan a job, before all jobs that wait; raises as `Runner.check` does."""
         self._wait(self._put(Promised(job, _unheard, checks=True), first=True))
+
+    def facts(self) -> Facts:
+        """What all of them did since this was asked last, and how full their devices are."""
+        return self._tally.taken()
 
     def close(self) -> None:
         """Ends all processes and waits for that; nothing is painted any more. Can be called again."""

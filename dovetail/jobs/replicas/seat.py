@@ -11,10 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from ...compiler.errors import DovetailError
+from ..facts import Facts
 from .payload import error_of, unpacked_latents, unpacked_pictures
 from .process import Process
 from .promised import Promised, Waiting
+from .tally import Tally
 from .wire import Message
 
 STARTS = 2
@@ -40,12 +44,13 @@ class Seat:
         command: what starts a process.
         setup: what that is told first.
         waiting: where jobs come from, and go back to.
+        tally: is given what a process says of itself after each job.
         told: is given what is to be known of it.
         gone: is called when it has ended for good.
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], setup: Mapping[str, Any], waiting: Waiting,
+        self, name: str, command: Sequence[str], setup: Mapping[str, Any], waiting: Waiting, tally: Tally,
         told: Callable[[str], None], gone: Callable[[], None],
     ) -> None:  # fmt: skip
         self.name = name
@@ -53,7 +58,8 @@ class Seat:
         """Whether it was opened; the error where it cannot be."""
         self.lost: DovetailError | None = None
         """Why there is no process any more."""
-        self._command, self._setup, self._waiting, self._told, self._gone = command, setup, waiting, told, gone
+        self._command, self._setup, self._waiting, self._tally = command, setup, waiting, tally
+        self._told, self._gone = told, gone
         self._process: Process | None = None
         self._has: Promised | None = None
         self._is_closing = False
@@ -154,6 +160,7 @@ class Seat:
                 self._step(process, promised, message)
                 continue
             if message.what == "done":
+                self._tally.add(self.name, TypeAdapter(Facts).validate_python(message.said["facts"]))
                 promised.keep(unpacked_pictures(message.said["pictures"], message.data))
             elif message.what == "failed":
                 promised.fail(error_of(message.said))

@@ -55,6 +55,10 @@ def test_jobs_are_painted_each_once_and_replicas_end_with_the_pool() -> None:
         assert [[one.getpixel((0, 0))[0] for one in some] for some in pictures] == [[seed] for seed in range(20)]
         assert steps.count((2, 2)) == 20
         assert len(pool.run(Job("several", count=3))) == 3
+        facts = pool.facts()
+        assert facts.phases == {"sampling": 21.0}
+        assert facts.devices["cpu"].peak in (20, 40)  # of those that had a job
+        assert not pool.facts().phases
         known = pids(pool)
     assert len(set(known)) == 2
     assert all(map(ends, known))
