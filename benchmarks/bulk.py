@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -33,11 +32,11 @@ _SHAPES = ("circle", "square", "triangle")
 
 @dataclass
 class Run:
-    """A command that painted a list, or a part of it: its exit code, its seconds, and the files of each line."""
+    """A command that painted a list, or a part of it: its exit code, the files of each line, and how many an hour."""
 
-    code: int
-    seconds: float
+    code: int = 0
     written: Counter[str] = field(default_factory=Counter)
+    rate: float = 0.0
     replaced: int = 0
     left: list[int] = field(default_factory=list)
 
@@ -75,8 +74,8 @@ def measure(folder: Path, count: int, replicas: int, options: list[str]) -> None
         ("exit codes: interrupted, gone on with, one process", f"{first.code}, {second.code}, {alone.code}"),
         ("pictures until it was interrupted, and after", f"{len(first.written)}, {len(second.written)}"),
         ("processes left behind", str(len(first.left + second.left + alone.left))),
-        ("pictures a minute over replicas, with their start", f"{60 * len(second.written) / second.seconds:.0f}"),
-        ("pictures a minute in one process, with its start", f"{60 * len(alone.written) / alone.seconds:.0f}"),
+        ("pictures an hour over replicas, once they are ready", f"{second.rate:.0f}"),
+        ("pictures an hour in one process", f"{alone.rate:.0f}"),
     ]
     table = Table("", "", show_header=False)
     for row in rows:
@@ -91,11 +90,12 @@ Disturb = Callable[[int, int], None]
 def paint(prompts: Path, folder: Path, options: list[str], disturb: Disturb = lambda pid, done: None) -> Run:
     """Runs the command in a process of its own, and disturbs it on the way."""
     words = ["generate", "--prompts-file", str(prompts), "-o", str(folder / "out.png"), "--json", *options]
-    began = time.monotonic()
-    command = subprocess.Popen(
-        [sys.executable, "-m", "dovetail", *words], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-    )
-    run = Run(0, 0.0)
+    summary = folder / "summary.json"
+    with summary.open("w") as out:
+        command = subprocess.Popen(
+            [sys.executable, "-m", "dovetail", *words], stderr=subprocess.PIPE, stdout=out, text=True
+        )
+    run = Run()
     known: set[int] = set()
     for event in _events(command):
         known.update(children_of(command.pid))
@@ -103,7 +103,9 @@ def paint(prompts: Path, folder: Path, options: list[str], disturb: Disturb = la
             run.written.update(event.get("files", []))
             disturb(command.pid, len(run.written))
         run.replaced += event["event"] == "replica" and "another one takes its place" in event["told"]
-    run.code, run.seconds = command.wait(), time.monotonic() - began
+    run.code = command.wait()
+    told = summary.read_text()
+    run.rate = json.loads(told)["pictures_an_hour"] if told else 0.0
     run.left = [pid for pid in known if Path(f"/proc/{pid}").exists()]
     return run
 

@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from ...compiler.devices.rig import Rig
 from ..bounds import Bounds
 from ..facts import Facts
 from ..job import Job
-from ..runner import Opening, Painter, Runner
 from .payload import packed_latents, packed_pictures, told_of
 from .wire import Message, Wire
 
 if TYPE_CHECKING:
     import torch
     from PIL import Image
+
+    from ..runner import Painter
 
 COMMAND = (sys.executable, "-c", "from dovetail.jobs.replicas.child import main; main()")
 """What starts a replica."""
@@ -92,6 +92,8 @@ class Replica:
 
 def opened(said: dict[str, Any]) -> Painter:
     """The pipeline that a replica is told to open."""
+    from ..runner import Opening, Runner  # which takes seconds to import
+
     opening, bounds = TypeAdapter(Opening), TypeAdapter(Bounds)
     told = opening.validate_python(said["opening"])
     _begin_on(told.where.rig)
@@ -103,6 +105,8 @@ def opened(said: dict[str, Any]) -> Painter:
 
 def _begin_on(rig: str) -> None:
     """Has the first of a replica's cards be the one on which libraries put what names none: not the first of all."""
+    from ...compiler.devices.rig import Rig
+
     first = next((one for one in Rig.parse(rig).gpus if not one.is_simulated), None) if rig else None
     if first is None:
         return

@@ -15,7 +15,6 @@ from ...compiler.errors import DovetailError
 from ..bounds import Bounds
 from ..facts import Facts
 from ..job import Job
-from ..runner import Opening
 from ..steps import OnStep
 from .child import COMMAND
 from .promised import Promised, Waiting
@@ -24,6 +23,8 @@ from .tally import Tally
 
 if TYPE_CHECKING:
     from PIL import Image
+
+    from ..runner import Opening
 
 _LINES = 1000
 """So many different lines of what replicas write are known; each is passed on once."""
@@ -53,6 +54,8 @@ class Replicas:
         prepares: bool = False, told: Callable[[str], None] = lambda _: None,
         command: Sequence[str] = COMMAND,
     ) -> None:  # fmt: skip
+        from ..runner import Opening  # which takes seconds to import, and a child does without
+
         self._waiting, self._tally = Waiting(), Tally()
         self._told = told
         self._heard: set[str] = set()

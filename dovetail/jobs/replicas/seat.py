@@ -188,9 +188,7 @@ class Seat:
         if promised is not None and not promised.done():
             promised.deaths += 1
             if promised.deaths >= KILLED:
-                promised.fail(
-                    DovetailError(f"{promised.deaths} replicas ended while they painted it; of the last, {why}")
-                )
+                promised.fail(DovetailError(f"{promised.deaths} replicas ended while they had it; the last: {why}"))
             else:
                 self._waiting.put(promised, first=True)
         self._has = None

@@ -156,5 +156,5 @@ def _labelled(memory: Memory) -> Memory:
 def _budget(request: Request, devices: Sequence[Device]) -> Budget:
     """The budgets of some devices, by their names."""
     named = ((word.devices(request.rig), amount) for word, amount in request.budget.named)
-    mine = tuple((Word(one.name), amount) for each, amount in named for one in each if one in devices)
-    return Budget(request.budget.default, mine)
+    mine = {one: amount for each, amount in named for one in each if one in devices}
+    return Budget(request.budget.default, tuple((Word(one.name), amount) for one, amount in mine.items()))
