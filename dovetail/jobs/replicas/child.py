@@ -67,7 +67,7 @@ class Replica:
                 self._wire.tell("cancelled", number=number)
             except Exception as error:
                 logging.getLogger(__name__).debug("a job failed", exc_info=True)
-                self._wire.tell("failed", number=number, **told_of(error))
+                self._wire.tell("failed", number=number, error=told_of(error))
 
     def _do(self, painter: Painter, message: Message, number: int) -> None:
         job = Job.from_json(message.said["job"])
@@ -128,7 +128,7 @@ def serve(open_painter: Callable[[dict[str, Any]], Painter] = opened) -> None:
     try:
         painter = open_painter(dict(setup.said))
     except Exception as error:
-        wire.tell("refused", **told_of(error))
+        wire.tell("refused", error=told_of(error))
         os._exit(REFUSED)
     wire.tell("ready", pid=os.getpid())
     replica.serve(painter)

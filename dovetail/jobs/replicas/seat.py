@@ -120,7 +120,7 @@ class Seat:
             why = "" if message is not None else process.how_it_ended()
             process.end()
             if message is not None:
-                self._give_up(error_of(message.said))
+                self._give_up(error_of(message.said["error"]))
                 return None
         self._give_up(DovetailError(f"{self.name} cannot start: {why}"))
         return None
@@ -163,7 +163,7 @@ class Seat:
                 self._tally.add(self.name, TypeAdapter(Facts).validate_python(message.said["facts"]))
                 promised.keep(unpacked_pictures(message.said["pictures"], message.data))
             elif message.what == "failed":
-                promised.fail(error_of(message.said))
+                promised.fail(error_of(message.said["error"]))
             self._deaths = 0
             return True
         return False
