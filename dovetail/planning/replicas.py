@@ -54,5 +54,5 @@ def _rate(seconds: float, copies: Sequence[Copy]) -> float:
 
 def _rate_text(seconds: float, spread: float, copies: Sequence[Copy]) -> str:
     low, high = bounds(seconds, spread)
-    least, most = (f"{_rate(one, copies):.0f}" for one in (high, low))
+    least, most = (f"{float(f'{_rate(one, copies):.3g}'):.0f}" for one in (high, low))  # three digits, as of seconds
     return least if least == most else f"{least}–{most}"

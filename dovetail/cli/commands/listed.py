@@ -119,7 +119,7 @@ class Listed:
                     paint(work)
                 seconds = time.perf_counter() - began
         except KeyboardInterrupt:
-            there = before + sum(not one.error for one in work.results)
+            there = len(lines) - len(record.left(lines))
             print(f"{there} of {len(lines)} pictures are there: the same command paints the others", file=sys.stderr)
             raise
         self._tell(Summary(work.results, before, seconds, replicas, record.path))
