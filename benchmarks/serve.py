@@ -34,6 +34,8 @@ import httpx2
 
 from dovetail.jobs.job import Job
 from testbed.hostile import Drawn, asked
+from testbed.serving import Brush, running
+from testbed.serving import served_by as brushed
 
 SIZES = ((64, 64), (64, 48), (48, 64), (96, 64))
 GAP = 0.02
@@ -227,6 +229,14 @@ print(cpu() - before)
 """
 
 
+ASK = """
+import httpx2, sys
+client = httpx2.Client(base_url=sys.argv[1], timeout=60)
+for seed in range(int(sys.argv[2])):
+    client.post("/v1/images/generations", json={"prompt": "a", "size": "64x64", "seed": seed}).raise_for_status()
+"""
+
+
 def cost(requests: int, rounds: int, steps: int) -> list[str]:
     """Prints CPU seconds of calls through a server beside those of the same calls in a loop."""
     ratios = []
@@ -246,6 +256,13 @@ def cost(requests: int, rounds: int, steps: int) -> list[str]:
             f"server: {100 * (served / alone - 1):+.1f} %, {1000 * (served - alone):+.2f} ms",
             flush=True,
         )
+    with running(brushed([Brush(steps=steps)])) as address:
+        alone = [os.times()]
+        for count in (50, 300):
+            subprocess.run([sys.executable, "-c", ASK, address, str(count)], check=True)
+            alone.append(os.times())
+    used = (alone[2].user + alone[2].system - alone[1].user - alone[1].system) / 300
+    print(f"{1000 * used:.2f} ms of CPU a request, where painting takes none")
     print(f"median {100 * (statistics.median(ratios) - 1):+.1f} % of a picture of {steps} steps")
     return []
 
@@ -266,10 +283,11 @@ def hostile(requests: int, seed: int) -> list[str]:
         os.utime(secret, (1, 1))
         secrets = (str(secret), secret.as_uri(), f"{process.address}/pictures/x", "/etc/passwd", "../secret.png")
         drawn = Drawn(process.address.removeprefix("http://"), seed, secrets)
+        httpx2.post(f"{process.address}/v1/images/generations", json={"prompt": "a"}, timeout=600).raise_for_status()
         memory = []
         for number in range(requests):
             one = drawn.one()
-            status, answer = asked(process.address, one, 60)
+            status, answer = asked(process.address, one, 5.0)
             statuses[status] += 1
             memory.append(process.rss)
             if status >= 500 or b"Traceback" in answer:
@@ -278,6 +296,7 @@ def hostile(requests: int, seed: int) -> list[str]:
             wrong.append("a file was touched")
         is_well = httpx2.get(f"{process.address}/ready").status_code
     first, last = (statistics.mean(part) / 2**20 for part in (memory[:50], memory[-50:]))
+    print("MiB after each fifth:", *(f"{memory[requests * part // 5 - 1] / 2**20:.0f}" for part in range(1, 6)))
     print(f"{requests} hostile requests, seed {seed}: " + ", ".join(f"{s} × {n}" for s, n in sorted(statuses.items())))
     print(
         f"memory: first 50 {first:.1f} MiB, last 50 {last:.1f} MiB ({last - first:+.1f}); ready afterwards: {is_well}"

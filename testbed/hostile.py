@@ -179,7 +179,7 @@ class Drawn:
 
 
 def asked(address: str, one: Hostile, seconds: float = 30.0) -> tuple[int, bytes]:
-    """The status of the answer to a request, 0 where there is none, and the answer."""
+    """The status of the answer to a request, 0 where there is none within some seconds, and the answer."""
     place = urlsplit(address)
     answer = b""
     with socket.create_connection((place.hostname, place.port), timeout=seconds) as connection:
@@ -187,11 +187,9 @@ def asked(address: str, one: Hostile, seconds: float = 30.0) -> tuple[int, bytes
             connection.sendall(one.head + one.body[: len(one.body) // 2])
             time.sleep(one.pause)
             connection.sendall(one.body[len(one.body) // 2 :])
-            if not one.body.endswith(b"\n"):
-                connection.shutdown(socket.SHUT_WR)
             while part := connection.recv(65536):
                 answer += part
-        except (ConnectionError, BrokenPipeError):
+        except OSError:  # it has hung up, or waits for more
             pass
     words = answer.split(b" ", 2)
     return (int(words[1]) if len(words) > 1 and words[1].isdigit() else 0), answer

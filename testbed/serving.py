@@ -10,16 +10,15 @@ from typing import Any
 
 from PIL import Image
 
+from dovetail.jobs.about import About
 from dovetail.jobs.bounds import Bounds
 from dovetail.jobs.facts import DeviceFacts, Facts
 from dovetail.jobs.job import Job
 from dovetail.jobs.runner import OnStep, Painter
+from dovetail.serve import server
 from dovetail.serve.api.served import Served
 from dovetail.serve.app import application
 from dovetail.serve.server import Server, address_of, bound
-from dovetail.serve.work.kept import KeptPictures
-from dovetail.serve.work.measures import Measures
-from dovetail.serve.work.queue import Queue
 from dovetail.serve.work.settings import Settings
 
 
@@ -58,23 +57,20 @@ class Brush:
 def served_by(painters: Sequence[Painter], **settings: Any) -> Served:
     """A server of some painters; it knows one LoRA."""
     settings = {"bounds": Bounds(side=256, pixels=256 * 256, steps=20, count=4, bytes=200_000), **settings}
-    own, measures = Settings(**settings), Measures()
-    return Served(
-        own, Queue(painters, own.waiting, measures), painters, KeptPictures(own.kept, own.kept_bytes), measures,
-        ["blue"], ["TestScheduler"], ["image", "mask"], (16, 16), 4,
-    )  # fmt: skip
+    about = About(["blue"], "TestScheduler", ["image", "mask"], (16, 16), 4)
+    return server.served_by(painters, about, Settings(**settings))
 
 
 @contextlib.contextmanager
 def running(served: Served) -> Iterator[str]:
     """A server at a port of its own; gives its address."""
     with bound(served.settings) as listening:
-        server = Server(application(served), served.queue.close)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        made = Server(application(served), served.queue.close)
+        thread = threading.Thread(target=made.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         try:
             yield address_of(listening)
         finally:
-            server.end()
+            made.end()
             thread.join(20)
             served.queue.join(20)

@@ -37,6 +37,13 @@ class Facts:
     cache: Mapping[str, int] = field(default_factory=dict)
 
 
+def facts_of(painter: object) -> Facts:
+    """What a painter says of itself now; nothing of one that says nothing. From any thread."""
+    tell = getattr(painter, "facts", None)
+    found = tell() if tell is not None else None
+    return found if isinstance(found, Facts) else Facts()
+
+
 def memory_of_process() -> tuple[int, int]:
     """The bytes of memory that this process has now, where the system says so, and the most so far."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -44,4 +51,4 @@ def memory_of_process() -> tuple[int, int]:
         used = int(_PAGES.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         used = peak
-    return used, peak
+    return used, max(used, peak)

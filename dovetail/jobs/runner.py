@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,17 +22,19 @@ from ..cli.options.source import AS_IT_IS, Source
 from ..cli.options.subject import Pipeline, find_pipeline, quiet_libraries, whole
 from ..cli.options.weights import WeightFiles
 from ..cli.output.picture import frames_of
-from ..compiler.errors import UsageError
+from ..compiler.errors import DoesNotFitError
 from ..conventions.tasks import class_for, told_of_models
 from ..pipelines.wrong_calls import wrong_calls_told
 from ..progress.phases import Phases
+from ..progress.refusals import telling
 from ..runtime.devices.accelerator import accelerator_of
+from .about import About, about
 from .adapters import Shelf
 from .bounds import Bounds
 from .facts import DeviceFacts, Facts, memory_of_process
 from .job import Job
 from .pictures import opened_pictures
-from .steps import OnStep, Steps, own_steps
+from .steps import OnStep, Steps
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -48,9 +50,6 @@ class Painter(Protocol):
 
     def check(self, job: Job) -> None:
         """Raises DoesNotFitError for a job that finds no room, and UsageError for one that cannot be; runs nothing."""
-
-    def facts(self) -> Facts:
-        """What it says of itself now; from any thread."""
 
 
 @dataclass(frozen=True)
@@ -133,12 +132,13 @@ class Runner:
     def check(self, job: Job) -> None:
         """Plans a job, once for each kind of call; nothing runs.
 
-        Raises DoesNotFitError where it finds no room, with what would, and UsageError for one that cannot be.
+        Raises DoesNotFitError where it finds no room, as soon as that is known: what would fit is not looked for.
+        Raises UsageError for a job that cannot be.
         """
         self.bounds.check(job)
         with self._turn, self.shelf.applied(self.pipe.dovetail, job.loras):
             pipe, arguments = self._call(job)
-            with self._checks(pipe, arguments):
+            with self._checks(pipe, arguments), telling(_refuse):
                 pipe.dovetail.plan(**arguments, **told_of_steps(pipe))
 
     def prepare(self) -> None:
@@ -151,28 +151,12 @@ class Runner:
             with self._checks(pipe, arguments):
                 pipe.dovetail.prepare(**arguments, **told_of_steps(pipe))
 
-    @property
-    def tasks(self) -> list[str]:
-        """What jobs may begin with besides a prompt: ``image``, ``mask``."""
-        return [name for name in ("image", "mask") if self._can(image=True, mask=name == "mask")]
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """The width and height of a picture of which nothing is said; 0 where that is not known."""
-        given, pipe = self.pipeline.defaults or {}, self.pipe
-        own = getattr(pipe, "default_sample_size", 0) * getattr(pipe, "vae_scale_factor", 0)
-        return int(given.get("width", own)), int(given.get("height", own))
-
-    @property
-    def steps(self) -> int:
-        """The steps of a picture of which nothing is said."""
-        return int((self.pipeline.defaults or {}).get("num_inference_steps") or own_steps(type(self.pipe)))
-
-    def _can(self, *, image: bool, mask: bool) -> bool:
-        try:
-            return class_for(self.pipeline.kind, image=image, mask=mask) is not None
-        except UsageError:
-            return False
+    def about(self) -> About:
+        """What it paints."""
+        pipe, found = self.pipe, about(self.pipeline, list(self.shelf.files))
+        side = getattr(pipe, "default_sample_size", 0) * getattr(pipe, "vae_scale_factor", 0)
+        size = found.size if all(found.size) else (int(side), int(side))
+        return replace(found, sampler=type(pipe.scheduler).__name__, size=size)
 
     def facts(self) -> Facts:
         """The seconds by phase of the last job, and how full the devices are."""
@@ -218,6 +202,10 @@ class Runner:
         wrong = wrong_calls_told(type(pipe).__name__, arguments, ())
         with own_checks(), wrong, told_of_models(type(pipe), self.pipeline.kind):
             yield
+
+
+def _refuse(problem: str) -> None:
+    raise DoesNotFitError(problem)
 
 
 def _painted(pipe: Any, arguments: Mapping[str, Any], job: Job, index: int, steps: Steps) -> list[Image.Image]:

@@ -10,7 +10,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .api import a1111, openai, own
-from .api.problems import problem_of
 from .api.served import Served
 from .guard.access import Access
 from .guard.bodies import Bodies
@@ -33,10 +32,14 @@ def application(served: Served) -> ASGIApp:
     app.add_exception_handler(HTTPException, _told_of_http)
     app.add_exception_handler(RequestValidationError, _told_of_query)
     settings = served.settings
-    guarded: ASGIApp = Access(Bodies(_Caught(app), settings), settings)
+    guarded: ASGIApp = Access(Bodies(app, settings), settings)
     if settings.origins:
-        asked = {"allow_methods": ("GET", "POST"), "allow_headers": ("authorization", "content-type")}
-        guarded = CORSMiddleware(guarded, allow_origins=settings.origins, **asked)
+        guarded = CORSMiddleware(
+            guarded,
+            allow_origins=settings.origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("authorization", "content-type"),
+        )
     return _Counted(guarded, served.measures)
 
 
@@ -47,29 +50,6 @@ async def _told_of_http(request: Request, error: Exception) -> Response:
 
 async def _told_of_query(request: Request, _: Exception) -> Response:
     return refusal(request.url.path, 400, "the address has a query that this route does not take")
-
-
-class _Caught:
-    """Answers what a route raises; where an answer has begun, the connection ends."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        has_begun = False
-
-        async def noted(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = has_begun or message["type"] == "http.response.start"
-            await send(message)
-
-        try:
-            await self._app(scope, receive, noted)
-        except Exception as error:
-            if has_begun or scope["type"] != "http":
-                raise
-            problem = problem_of(error)
-            await refusal(scope["path"], problem.status, problem.message, problem.headers)(scope, receive, send)
 
 
 class _Counted:

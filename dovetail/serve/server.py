@@ -11,7 +11,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from ..compiler.errors import UsageError
-from ..jobs.runner import Painter, Runner
+from ..jobs.about import About
+from ..jobs.runner import Painter
 from .api.served import Served
 from .work.kept import KeptPictures
 from .work.measures import Measures
@@ -22,26 +23,22 @@ _KEEP_ALIVE, _CONNECTIONS, _BACKLOG = 20, 512, 256
 """Seconds that a connection may be idle, how many there may be, and how many may wait to be taken."""
 
 
-def served_by(runner: Runner, settings: Settings, painters: Sequence[Painter] = ()) -> Served:
-    """A server of a pipeline, as its routes see it.
+def served_by(painters: Sequence[Painter], about: About, settings: Settings) -> Served:
+    """A server, as its routes see it.
 
     Args:
-        runner: has the pipeline, and paints where no other painters are given.
+        painters: what paints; each has one job at a time.
+        about: what they paint.
         settings: those of the server.
-        painters: what paints in its place.
     """
-    measures, painters = Measures(), painters or [runner]
+    measures = Measures()
     return Served(
         settings=settings,
+        about=about,
         queue=Queue(painters, settings.waiting, measures),
         painters=painters,
         kept=KeptPictures(settings.kept, settings.kept_bytes),
         measures=measures,
-        loras=list(runner.shelf.files),
-        samplers=[type(runner.pipe.scheduler).__name__],
-        tasks=runner.tasks,
-        size=runner.size,
-        steps=runner.steps,
     )
 
 

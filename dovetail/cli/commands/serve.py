@@ -146,7 +146,7 @@ def _serve(opening: Opening, settings: Settings) -> None:
         with progress("loading the pipeline"):
             runner = Runner(opening, settings.bounds)
             runner.prepare()
-        served, address = served_by(runner, settings), address_of(listening)
+        served, address = served_by([runner], runner.about(), settings), address_of(listening)
         key = "; clients send the key" if settings.key else ""
         print(f"{settings.model} is served at {address} (OpenAI: {address}/v1){key}", file=sys.stderr, flush=True)
         run(application(served), served, listening)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
@@ -147,7 +147,9 @@ def in_size(pictures: Mapping[str, Image.Image], cls: Any, size: Mapping[str, An
     return {**sized, **both}
 
 
-def read_picture(file: Path | IO[bytes], parameter: str, told: str, kinds: Sequence[str] | None = None) -> Image.Image:
+def read_picture(
+    file: Path | IO[bytes], parameter: str, told: str, kinds: tuple[str, ...] | None = None
+) -> Image.Image:
     """A picture as a parameter of a call takes it: a mask is grey.
 
     Args:

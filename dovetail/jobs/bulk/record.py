@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -71,14 +72,18 @@ class Record:
     def held(cls, output: Path) -> Iterator[None]:
         """Keeps other processes from the same list meanwhile; raises UsageError where one has it."""
         path = cls.beside(output)
-        lock = FileLock(path.with_name(f".{path.name}.lock"))
+        file = path.with_name(f".{path.name}.lock")
+        lock = FileLock(file)
         try:
+            file.touch()  # which says why a file cannot be made, as the lock does not
             lock.acquire(timeout=0)
         except Timeout as error:
             raise UsageError(f"another process works on {path}: wait for it, or name another file, -o") from error
         except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror}") from error
+            raise UsageError(f"cannot write {path}: {error.strerror}: name a file in another folder, -o") from error
         try:
+            for draft in path.parent.glob(f".{'[0-9a-f]' * 16}.{glob.escape(path.name)}"):
+                draft.unlink(missing_ok=True)  # of a process that was killed while it wrote
             yield
         finally:
             lock.release()

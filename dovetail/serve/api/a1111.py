@@ -14,6 +14,7 @@ from ...compiler.errors import UsageError
 from ...jobs.job import Job
 from ..work.ticket import RUNNING, WAITING, Form, Ticket
 from .pictures import decoded, inline
+from .problems import Route
 from .served import Body, Served, any_seed, read
 
 
@@ -64,7 +65,7 @@ class AskedOfPicture(Asked):
 
 def routes(served: Served) -> APIRouter:
     """The routes of a server."""
-    router, name = APIRouter(prefix="/sdapi/v1"), served.settings.model
+    router, name = APIRouter(prefix="/sdapi/v1", route_class=Route), served.settings.model
 
     @router.post("/txt2img")
     async def from_text(request: Request) -> Response:
@@ -90,7 +91,7 @@ def routes(served: Served) -> APIRouter:
 
     @router.get("/samplers")
     async def samplers() -> JSONResponse:
-        return JSONResponse([{"name": one, "aliases": [], "options": {}} for one in served.samplers])
+        return JSONResponse([{"name": served.about.sampler, "aliases": [], "options": {}}])
 
     @router.get("/schedulers")
     async def schedulers() -> JSONResponse:
@@ -103,7 +104,7 @@ def routes(served: Served) -> APIRouter:
 
     @router.get("/loras")
     async def loras() -> JSONResponse:
-        return JSONResponse([{"name": one, "alias": one, "path": one, "metadata": {}} for one in served.loras])
+        return JSONResponse([{"name": one, "alias": one, "path": one, "metadata": {}} for one in served.about.loras])
 
     return router
 
@@ -129,7 +130,7 @@ def _info(served: Served, ticket: Ticket) -> dict[str, Any]:
     told = f"{job.prompt}\nNegative prompt: {job.negative_prompt or ''}\n" + ", ".join(
         f"{name}: {value}"
         for name, value in (
-            ("Steps", ticket.steps // job.count), ("Sampler", next(iter(served.samplers), "")),
+            ("Steps", ticket.steps // job.count), ("Sampler", served.about.sampler),
             ("CFG scale", job.cfg_scale), ("Seed", job.seed), ("Size", "x".join(map(str, ticket.size))),
             ("Model", served.settings.model),
         )
@@ -138,7 +139,7 @@ def _info(served: Served, ticket: Ticket) -> dict[str, Any]:
     return {
         "prompt": job.prompt, "all_prompts": [job.prompt] * job.count, "negative_prompt": job.negative_prompt or "",
         "seed": job.seed, "all_seeds": seeds, "width": ticket.size[0], "height": ticket.size[1],
-        "sampler_name": next(iter(served.samplers), ""), "cfg_scale": job.cfg_scale,
+        "sampler_name": served.about.sampler, "cfg_scale": job.cfg_scale,
         "steps": ticket.steps // job.count, "batch_size": job.count, "sd_model_name": served.settings.model,
         "infotexts": [told] * job.count, "job_timestamp": time.strftime("%Y%m%d%H%M%S"),
     }  # fmt: skip

@@ -17,7 +17,7 @@ from ..work.ticket import Form, Ticket
 from .events import Event, stream, watched
 from .forms import read_form
 from .pictures import inline, transparent_part
-from .problems import problem_of
+from .problems import Route, problem_of
 from .served import Body, NotFoundError, Served, any_seed, parsed, read
 
 _SIZE = re.compile(r"([0-9]{1,5})x([0-9]{1,5})")
@@ -73,7 +73,7 @@ class Asked(Body):
 
 def routes(served: Served) -> APIRouter:
     """The routes of a server."""
-    router, model = APIRouter(), served.settings.model
+    router, model = APIRouter(route_class=Route), served.settings.model
 
     @router.post("/v1/images/generations")
     async def generate(request: Request) -> Response:

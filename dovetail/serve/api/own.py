@@ -10,11 +10,12 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
+from ...jobs.facts import facts_of
 from ...jobs.job import Job
 from ..work.ticket import Form, Ticket
 from .events import Event, stream, watched
 from .pictures import decoded, inline
-from .problems import problem_of
+from .problems import Route, problem_of
 from .served import Body, NotFoundError, Served, any_seed, read
 
 
@@ -49,7 +50,7 @@ class Asked(Body):
 
 def routes(served: Served) -> APIRouter:
     """The routes of a server."""
-    router, begun = APIRouter(), time.time()
+    router, begun = APIRouter(route_class=Route), time.time()
 
     @router.post("/api/generate")
     async def generate(request: Request) -> Response:
@@ -126,13 +127,13 @@ def _seeds(ticket: Ticket) -> list[int]:
 
 def _state(served: Served) -> dict[str, Any]:
     """What the page shows besides pictures; of jobs of others no more than their sizes."""
-    settings, facts = served.settings, [one.facts() for one in served.painters]
+    settings, about, facts = served.settings, served.about, list(map(facts_of, served.painters))
     return {
         "model": settings.model,
-        "loras": list(served.loras),
-        "sampler": next(iter(served.samplers), ""),
-        "defaults": {"width": served.size[0], "height": served.size[1], "steps": served.steps},
-        "tasks": list(served.tasks),
+        "loras": list(about.loras),
+        "sampler": about.sampler,
+        "defaults": {"width": about.size[0], "height": about.size[1], "steps": about.steps},
+        "tasks": list(about.tasks),
         "bounds": vars(settings.bounds),
         "queue": {"most": settings.waiting, "jobs": list(map(_told, served.queue.tickets()))},
         "devices": [

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import HTTPException, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 
 from ...compiler.errors import DoesNotFitError, DovetailError, UsageError
 from ...recovery.recovery import is_out_of_memory
+from ..guard.refusals import refusal
 from ..work.queue import QueueFullError
 from ..work.ticket import ClosingError, GoneError
 from .served import NotFoundError
@@ -47,3 +53,22 @@ def problem_of(error: BaseException) -> Problem:
     if isinstance(error, DovetailError):
         return Problem(500, "the picture could not be painted: the server's log says why")
     return Problem(500, "something went wrong: the server's log says what")
+
+
+class Route(APIRoute):
+    """A route that answers whatever is raised in it: nothing passes to the server, which would print it."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The route's own handler, and what answers in its place."""
+        own = super().get_route_handler()
+
+        async def handler(request: Request) -> Response:
+            try:
+                return await own(request)
+            except (HTTPException, RequestValidationError):
+                raise
+            except Exception as error:
+                problem = problem_of(error)
+                return refusal(request.url.path, problem.status, problem.message, problem.headers)
+
+        return handler

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import Request
 
 from ...compiler.errors import UsageError
+from ...jobs.about import About
 from ...jobs.job import Job, said_of
 from ...jobs.runner import Painter
 from ...lora.requested import Lora, taken_from
@@ -37,22 +38,14 @@ class Body(BaseModel):
 
 @dataclass(frozen=True)
 class Served:
-    """A server as its routes see it; ``loras`` and ``samplers`` are the names that clients may give.
-
-    ``samplers`` has the one that paints, ``tasks`` says what jobs may begin with (``image``, ``mask``), and ``size``
-    and ``steps`` are those of a picture of which nothing else is said.
-    """
+    """A server as its routes see it."""
 
     settings: Settings
+    about: About
     queue: Queue
     painters: Sequence[Painter]
     kept: KeptPictures
     measures: Measures
-    loras: Sequence[str] = ()
-    samplers: Sequence[str] = ()
-    tasks: Sequence[str] = ()
-    size: tuple[int, int] = (0, 0)
-    steps: int = 0
 
     def job(self, job: Job) -> Job:
         """A job with the LoRAs that stand in its prompt, once it is within the bounds."""
@@ -60,8 +53,8 @@ class Served:
         job = replace(job, prompt=plain, loras=(*job.loras, *map(_scaled, named)))
         self.settings.bounds.check(job)
         for name, _ in job.loras:
-            if name not in self.loras:
-                raise UsageError(f"no LoRA is called {name[:100]!r}: there are {', '.join(self.loras) or 'none'}")
+            if name not in self.about.loras:
+                raise UsageError(f"no LoRA is called {name[:100]!r}: there are {', '.join(self.about.loras) or 'none'}")
         return job
 
     async def painted(self, request: Request, job: Job, form: Form, *, previews: bool = False) -> Ticket:

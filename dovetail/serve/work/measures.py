@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from ...jobs.facts import facts_of
 from ...jobs.runner import Painter
 from .ticket import DONE, RUNNING, WAITING, Ticket
 
@@ -36,7 +37,7 @@ class Measures:
 
     def painted(self, painter: Painter) -> None:
         """Takes what a painter says of its last job."""
-        facts = painter.facts()
+        facts = facts_of(painter)
         for phase, seconds in facts.phases.items():
             self.phases.labels(phase).inc(max(0.0, seconds))
         for name, device in facts.devices.items():

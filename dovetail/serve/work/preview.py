@@ -94,7 +94,7 @@ def _grid(latents: torch.Tensor, width: int, height: int) -> np.ndarray | None:
 
 
 def _cell(grid: np.ndarray, width: int) -> int:
-    return max(1, min(_CELL, width // grid.shape[1]))
+    return max(1, min(_CELL, width // int(grid.shape[1])))
 
 
 def _with_one(grid: np.ndarray) -> np.ndarray:
@@ -106,5 +106,5 @@ def _jpeg(pixels: np.ndarray) -> bytes:
     from PIL import Image
 
     file = io.BytesIO()
-    Image.fromarray((pixels.clip(0, 1) * 255).astype(np.uint8)).save(file, format="jpeg", quality=80)
+    Image.fromarray((pixels.clip(0, 1) * 255).astype(np.uint8)).save(file, format="jpeg", quality=85, subsampling=0)
     return file.getvalue()

@@ -75,7 +75,11 @@ def test_a_list_is_held_by_one_process(path: Path) -> None:
     output = path.with_name("out.png")
     with Record.held(output), pytest.raises(UsageError, match="another process works on"), Record.held(output):
         pass
+    draft = path.with_name(f".{'0a' * 8}.{path.name}")
+    draft.touch()
     with Record.held(output):
+        assert not draft.exists()  # of a process that was killed
+    with pytest.raises(UsageError, match="cannot write"), Record.held(path.parent / "none" / "out.png"):
         pass
 
 
