@@ -167,9 +167,9 @@ CASES = (
     Case("list", "dovetail generate --prompts-file missing.txt", 2),
     Case("list", "dovetail generate x --replicas 2", 2),
     Case("list", "dovetail generate --prompts-file prompts.jsonl --num-images 2", 2),
-    Case("list", "dovetail generate --prompts-file prompts.jsonl --replicas some", 2),
-    Case("list", "dovetail generate --prompts-file prompts.jsonl --replicas 3 --backend sim0+sim1", 2),
-    Case("list", "dovetail generate --prompts-file prompts.jsonl --replicas auto --backend te=sim0,vae=sim1", 2),
+    Case("list", "dovetail generate --prompts-file prompts.txt --replicas some", 2),
+    Case("list", "dovetail generate --prompts-file prompts.txt --replicas 3 --backend sim0+sim1", 2),
+    Case("list", "dovetail generate --prompts-file prompts.txt --replicas auto --backend te=sim0,vae=sim1", 2),
     Case("list", "dovetail generate --prompts-file prompts.jsonl", 1),
     Case("list", "dovetail generate --prompts-file prompts.jsonl -o done.png --dtype bf16", 2),
     Case("call", "dovetail generate x --size 64x64x64", 2),
@@ -204,7 +204,8 @@ def workplace() -> Iterator[Path]:
 
 
 def _write_a_list() -> None:
-    """Writes a list of prompts whose only line is wrong, and what is done of another one."""
+    """Writes a list of prompts, one whose only line is wrong, and what is done of another one."""
+    Path("prompts.txt").write_text("a cat")
     Path("prompts.jsonl").write_text('{"promt": "a cat"}')
     Path("done.png").touch()
     done = {"of": "of another job", "files": ["done.png"]}
