@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...compiler.errors import DoesNotFitError, DovetailError, UsageError
+from ...compiler.errors import DoesNotFitError, UsageError
 from ...jobs.job import Job
 from ...jobs.runner import Painter
 from .measures import Measures
@@ -56,7 +56,8 @@ class Queue:
         self._changed = threading.Condition()
         self._waiting: deque[Ticket] = deque()
         self._running: list[Ticket] = []
-        self._verdicts: OrderedDict[tuple[Any, ...], DovetailError | None] = OrderedDict()
+        self._verdicts: OrderedDict[tuple[Any, ...], str] = OrderedDict()
+        """Why kinds of calls find no room; nothing of those that do."""
         self._seconds = 1.0
         self.is_closing = False
         self._threads = [
@@ -74,9 +75,8 @@ class Queue:
         """
         key = _kind(job)
         with self._changed:
-            known = self._verdicts.get(key) if key else None
-            if known is not None:
-                raise known.as_value() if isinstance(known, DoesNotFitError) else type(known)(*known.args)
+            if key and self._verdicts.get(key):
+                raise DoesNotFitError(self._verdicts[key])
             if self.is_closing:
                 raise ClosingError
             if len(self._waiting) >= self._most:
@@ -136,26 +136,37 @@ class Queue:
         self._running.append(ticket)
 
     def _check(self, painter: Painter, ticket: Ticket) -> None:
-        """Plans a job that waits before any other is painted, so that what cannot be is refused soon."""
+        """Plans a job that waits before any other is painted, so that what cannot be is refused soon.
+
+        A job that cannot be planned is painted, or fails, in its turn.
+        """
         problem: BaseException | None = None
         try:
             ticket.check()
             painter.check(ticket.job)
         except GoneError:
             return
-        except Exception as error:
+        except (UsageError, DoesNotFitError) as error:
             problem = _without_frames(error)
-        key = _kind(ticket.job)
+        except Exception as error:
+            logger.info("a job cannot be planned: %s", error)
+            return
         with self._changed:
-            if key and (problem is None or isinstance(problem, DoesNotFitError)):
-                self._verdicts[key] = problem
-                self._verdicts.move_to_end(key)
-                if len(self._verdicts) > _KNOWN:
-                    self._verdicts.popitem(last=False)
+            if not isinstance(problem, UsageError):
+                self._note(_kind(ticket.job), "" if problem is None else str(problem))
             if problem is None or ticket not in self._waiting:
                 return
             self._waiting.remove(ticket)
         self._end(ticket, FAILED, error=problem)
+
+    def _note(self, key: tuple[Any, ...] | None, verdict: str) -> None:
+        """Remembers why a kind of calls finds no room, or that it does."""
+        if key is None:
+            return
+        self._verdicts[key] = verdict
+        self._verdicts.move_to_end(key)
+        if len(self._verdicts) > _KNOWN:
+            self._verdicts.popitem(last=False)
 
     def _paint(self, painter: Painter, ticket: Ticket) -> None:
         """Paints a job, and writes its pictures; whatever happens, the ticket is over then, and the thread lives on."""

@@ -122,6 +122,16 @@ def test_a_job_that_fails_takes_no_other_with_it(error: Exception) -> None:
     assert error.__traceback__ is None, "its frames hold what was computed"
 
 
+def test_a_job_that_cannot_be_planned_is_painted_all_the_same() -> None:
+    def refuse(job: Job) -> None:
+        raise RuntimeError("no trace of it")
+
+    queue = Queue([Brush(refuse=refuse)], 9)
+    ticket = queue.submit(Job("a"))
+    finished(ticket)
+    assert ticket.state == "done"
+
+
 def test_at_the_end_what_runs_is_finished_and_what_waits_is_told(held: tuple[Queue, Brush]) -> None:
     queue, brush = held
     first, second = started(queue), queue.submit(Job("a"))
