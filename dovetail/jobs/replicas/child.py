@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 
 from ..bounds import Bounds
-from ..facts import Facts
+from ..facts import Facts, facts_of
 from ..job import Job
 from .payload import packed_latents, packed_pictures, told_of
 from .wire import Message, Wire
@@ -86,7 +86,7 @@ class Replica:
 
     def _done(self, painter: Painter, number: int, pictures: Sequence[Image.Image]) -> None:
         kinds, data = packed_pictures(pictures)
-        facts = TypeAdapter(Facts).dump_python(painter.facts(), mode="json")
+        facts = TypeAdapter(Facts).dump_python(facts_of(painter), mode="json")
         self._wire.tell("done", data, number=number, pictures=kinds, facts=facts)
 
 
