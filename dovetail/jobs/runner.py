@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from .. import demo
 from ..cache.traces import LOOKED_UP
@@ -50,6 +50,14 @@ class Painter(Protocol):
 
     def check(self, job: Job) -> None:
         """Raises DoesNotFitError for a job that finds no room, and UsageError for one that cannot be; runs nothing."""
+
+
+@runtime_checkable
+class Batching(Protocol):
+    """A painter that can paint several jobs by one call."""
+
+    def run_together(self, jobs: Sequence[Job], on_step: OnStep) -> list[list[Image.Image]]:
+        """The pictures of each of several jobs, which differ in prompt and seed alone."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +136,31 @@ class Runner:
                 return [
                     picture for index in range(job.count) for picture in _painted(pipe, arguments, job, index, steps)
                 ]
+
+    def run_together(
+        self, jobs: Sequence[Job], on_step: OnStep = lambda done, total, latents: None
+    ) -> list[list[Image.Image]]:
+        """Paints one picture for each of several jobs by one call, which may change last bits.
+
+        Args:
+            jobs: differ in prompt and seed alone.
+            on_step: is told of each step, with the latents of all.
+
+        Raises as `run` does.
+        """
+        import torch
+
+        for job in jobs:
+            self.bounds.check(job)
+        with self._turn, self.shelf.applied(self.pipe.dovetail, jobs[0].loras):
+            self.phases = Phases()
+            pipe, arguments = self._call(jobs[0])
+            arguments["prompt"] = [job.prompt for job in jobs]
+            steps = Steps(pipe, arguments, 1, on_step)
+            generators = [torch.Generator("cpu").manual_seed(job.seed) for job in jobs]
+            with self._checks(pipe, arguments), self.phases.watching():
+                made = pipe(**arguments, **told_of_steps(pipe, steps.told), generator=generators)
+        return [[picture] for picture in made.images]
 
     def check(self, job: Job) -> None:
         """Plans a job, once for each kind of call; nothing runs.

@@ -35,7 +35,7 @@ def served_by(painters: Sequence[Painter], about: About, settings: Settings) -> 
     return Served(
         settings=settings,
         about=about,
-        queue=Queue(painters, settings.waiting, measures),
+        queue=Queue(painters, settings.waiting, measures, settings.batch),
         painters=painters,
         kept=KeptPictures(settings.kept, settings.kept_bytes),
         measures=measures,

@@ -68,6 +68,10 @@ class Allowed:
     queue: Annotated[
         int, _most("--queue", help="So many jobs may wait; more are told to come later.", min=1, max=100_000)
     ] = 32
+    batch: Annotated[
+        int,
+        _most("--batch", help="Jobs that differ in prompt and seed by one call; may change last bits.", min=1, max=64),
+    ] = 1
     max_side: Annotated[int, _most("--max-side", help="Pixels of the longest side.", min=1, max=32768)] = 4096
     max_pixels: Annotated[int, _most("--max-pixels", help="Pixels of a picture.", min=1, max=2**30)] = 2048 * 2048
     max_steps: Annotated[int, _most("--max-steps", help="Steps of a picture.", min=1, max=10_000)] = 200
@@ -128,6 +132,7 @@ def _settings(listening: Listening, allowed: Allowed, model: str) -> Settings:
         hosts=tuple(listening.allow_host or ()),
         origins=tuple(listening.cors or ()),
         waiting=allowed.queue,
+        batch=allowed.batch,
         bounds=bounds,
         kept=allowed.keep,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import math
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...compiler.errors import DoesNotFitError, UsageError
 from ...jobs.job import Job
-from ...jobs.runner import Painter
+from ...jobs.runner import Batching, Painter
 from .measures import Measures
 from .preview import Preview
 from .ticket import DONE, FAILED, GONE, RUNNING, ClosingError, Form, GoneError, Ticket
@@ -47,12 +48,15 @@ class Queue:
         painters: what paints.
         waiting: how many jobs may wait.
         measures: is told what happens.
+        batch: how many jobs that differ in prompt and seed alone one call paints, where a painter can.
     """
 
-    def __init__(self, painters: Sequence[Painter], waiting: int, measures: Measures | None = None) -> None:
+    def __init__(
+        self, painters: Sequence[Painter], waiting: int, measures: Measures | None = None, batch: int = 1
+    ) -> None:
         self.measures = measures or Measures()
         self.preview = Preview()
-        self._most = waiting
+        self._most, self._batch = waiting, batch
         self._changed = threading.Condition()
         self._waiting: deque[Ticket] = deque()
         self._running: list[Ticket] = []
@@ -117,6 +121,7 @@ class Queue:
             thread.join(seconds)
 
     def _work(self, painter: Painter) -> None:
+        most = self._batch if isinstance(painter, Batching) else 1
         while True:
             with self._changed:
                 while not self._waiting and not self.is_closing:
@@ -124,16 +129,22 @@ class Queue:
                 if self.is_closing:
                     return
                 unchecked = next((one for one in self._waiting if not one.is_checked), None)
-                ticket = unchecked or self._waiting.popleft()
                 if unchecked is None:
-                    self._begin(ticket)
+                    tickets = self._begin(most)
                 else:
                     unchecked.is_checked = True
-            self._check(painter, ticket) if unchecked else self._paint(painter, ticket)
+            self._check(painter, unchecked) if unchecked else self._paint(painter, tickets)
 
-    def _begin(self, ticket: Ticket) -> None:
-        ticket.state, ticket.begun = RUNNING, time.time()
-        self._running.append(ticket)
+    def _begin(self, most: int) -> list[Ticket]:
+        """Takes the first job that waits, and those next to it that one call can paint with it."""
+        tickets = [self._waiting.popleft()]
+        key = _batch_key(tickets[0].job)
+        while key and self._waiting and len(tickets) < most and _batch_key(self._waiting[0].job) == key:
+            tickets.append(self._waiting.popleft())
+        for ticket in tickets:
+            ticket.state, ticket.begun = RUNNING, time.time()
+        self._running += tickets
+        return tickets
 
     def _check(self, painter: Painter, ticket: Ticket) -> None:
         """Plans a job that waits before any other is painted, so that what cannot be is refused soon.
@@ -168,14 +179,25 @@ class Queue:
         if len(self._verdicts) > _KNOWN:
             self._verdicts.popitem(last=False)
 
-    def _paint(self, painter: Painter, ticket: Ticket) -> None:
-        """Paints a job, and writes its pictures; whatever happens, the ticket is over then, and the thread lives on."""
-        ticket.tell()
+    def _paint(self, painter: Painter, tickets: Sequence[Ticket]) -> None:
+        """Paints jobs by one call, where that goes, else one after another."""
+        for ticket in tickets:
+            ticket.tell()
+        painted: list[list[Image.Image]] | None = None
+        if len(tickets) > 1 and isinstance(painter, Batching):
+            told = [_Told(ticket, self.preview) for ticket in tickets]
+            with contextlib.suppress(Exception):  # whatever it is, each is tried alone then
+                painted = painter.run_together([one.job for one in tickets], partial(_told_to_all, told))
+        for index, ticket in enumerate(tickets):
+            self._finish(painter, ticket, painted[index] if painted else None)
+
+    def _finish(self, painter: Painter, ticket: Ticket, pictures: list[Image.Image] | None) -> None:
+        """Paints a job unless it is, and writes its pictures; whatever happens, it is over then, and nothing raised."""
         ended: dict[str, Any] = {}
         state = FAILED
         try:
             ticket.check()
-            pictures = painter.run(ticket.job, _Told(ticket, self.preview))
+            pictures = painter.run(ticket.job, _Told(ticket, self.preview)) if pictures is None else pictures
             ended = {"files": tuple(written(one, ticket.form) for one in pictures), "size": pictures[0].size}
             state = DONE
         except GoneError:
@@ -183,7 +205,7 @@ class Queue:
         except BaseException as error:
             ended = {"error": _without_frames(error)}
         try:
-            self.preview.end(ticket, pictures[-1] if state == DONE else None)
+            self.preview.end(ticket, pictures[-1] if state == DONE and pictures else None)
             self.measures.painted(painter)
         except Exception as error:  # which a picture is not lost for
             logger.warning("what was painted cannot be measured: %s", error, exc_info=error)
@@ -230,6 +252,18 @@ class _Told:
             ticket.tell()
 
 
+def _told_to_all(told: Sequence[_Told], step: int, steps: int, latents: torch.Tensor | None) -> None:
+    """Tells all jobs of one call of a step, each with its own latents; raises GoneError where nobody waits for any."""
+    left = 0
+    for index, tell in enumerate(told):
+        try:
+            tell(step, steps, latents if latents is None else latents[index : index + 1])
+        except GoneError:
+            left += 1
+    if left == len(told):
+        raise GoneError
+
+
 def written(picture: Image.Image, form: Form) -> bytes:
     """A picture as the bytes of a file."""
     file = io.BytesIO()
@@ -248,6 +282,12 @@ def _kind(job: Job) -> tuple[Any, ...] | None:
         plain.width, plain.height, plain.steps, plain.guidance, plain.cfg_scale, steered, plain.loras,
         plain.image is not None, plain.mask is not None, plain.strength,
     )  # fmt: skip
+
+
+def _batch_key(job: Job) -> tuple[Any, ...] | None:
+    """What jobs that one call can paint have in common; None of one that is painted alone."""
+    kind = _kind(job) if job.image is None and job.count == 1 else None
+    return None if kind is None else (*kind, job.negative_prompt)
 
 
 def _without_frames(error: BaseException) -> BaseException:

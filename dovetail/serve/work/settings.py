@@ -15,9 +15,9 @@ class Settings:
     """Where a server listens, from whom it takes requests, and how large they may be.
 
     ``model`` is what clients call the pipeline, ``hosts`` are further names in a Host header, ``origins`` the pages of
-    others that may ask (CORS). ``waiting`` is how many jobs may wait, ``body`` how many bytes a request may have, and
-    ``seconds`` how long it may take to arrive. ``kept`` is how long pictures are kept, in seconds, and ``kept_bytes``
-    how much of them.
+    others that may ask (CORS). ``waiting`` is how many jobs may wait, and ``batch`` how many that differ in prompt and
+    seed alone one call may paint. ``body`` is how many bytes a request may have, and ``seconds`` how long it may take
+    to arrive. ``kept`` is how long pictures are kept, in seconds, and ``kept_bytes`` how much of them.
     """
 
     model: str = "dovetail"
@@ -27,6 +27,7 @@ class Settings:
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     waiting: int = 32
+    batch: int = 1
     bounds: Bounds = field(default_factory=Bounds)
     body: int = 48 * 2**20
     seconds: float = 60.0

@@ -70,6 +70,13 @@ def test_each_picture_of_a_job_has_the_next_seed_and_is_the_one_that_it_is_alone
     assert same(several[1], runner.run(PLAIN)[0])
 
 
+def test_jobs_that_are_painted_together_are_those_that_they_are_alone_but_for_rounding(runner: Runner) -> None:
+    jobs = [PLAIN, replace(PLAIN, prompt="a blue square", seed=9)]
+    for [together], job in zip(runner.run_together(jobs), jobs, strict=True):
+        differences = ImageChops.difference(together, runner.run(job)[0]).getextrema()
+        assert max(most for _, most in differences) <= 2
+
+
 def test_what_is_raised_at_a_step_ends_the_job_and_leaves_the_pipeline_ready(runner: Runner) -> None:
     before = runner.run(PLAIN)[0]
 

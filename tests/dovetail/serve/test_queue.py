@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar
 
 import pytest
 import torch
+from PIL import Image
 
 from dovetail.compiler.errors import DoesNotFitError, UsageError
 from dovetail.jobs.job import Job
+from dovetail.jobs.steps import OnStep
 from dovetail.serve.work.queue import Queue, QueueFullError
 from dovetail.serve.work.ticket import ClosingError, Ticket
 from testbed.serving import Brush
@@ -130,6 +133,36 @@ def test_a_job_that_cannot_be_planned_is_painted_all_the_same() -> None:
     ticket = queue.submit(Job("a"))
     finished(ticket)
     assert ticket.state == "done"
+
+
+class Wide(Brush):
+    """Paints several jobs by one call."""
+
+    def run_together(self, jobs: Sequence[Job], on_step: OnStep) -> list[list[Image.Image]]:
+        self.calls.append([job.seed for job in jobs])
+        if 13 in self.calls[-1]:
+            raise RuntimeError("not together")
+        return [self.run(job, on_step) for job in jobs]
+
+    calls: ClassVar[list[list[int]]] = []
+
+
+def test_jobs_next_to_each_other_that_differ_in_prompt_and_seed_alone_are_one_call_where_that_is_asked_for() -> None:
+    Wide.calls.clear()
+    brush = Wide(gate=threading.Semaphore(0))
+    queue = Queue([brush], 99, batch=3)
+    first = started(queue, 100)
+    jobs = [*(Job(str(seed), seed=seed) for seed in range(5)), Job("a", seed=7, width=32), Job("b", seed=8)]
+    jobs += [Job("a", seed=12), Job("b", seed=13), Job("c", seed=14)]
+    tickets = [queue.submit(job) for job in jobs]
+    queue.leave(tickets[4])
+    gate, brush.gate = brush.gate, None
+    assert gate is not None
+    gate.release()
+    finished(first, *tickets)
+    assert [job.seed for job in brush.painted if job.seed != 100] == [0, 1, 2, 3, 7, 8, 12, 13, 14]
+    assert Wide.calls == [[0, 1, 2], [8, 12, 13]]
+    assert [one.state for one in tickets] == ["done"] * 4 + ["gone"] + ["done"] * 5
 
 
 def test_at_the_end_what_runs_is_finished_and_what_waits_is_told(held: tuple[Queue, Brush]) -> None:
