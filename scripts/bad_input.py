@@ -164,6 +164,14 @@ CASES = (
     Case("lora", "dovetail generate x --lora short.gguf", 2),
     Case("lora", "dovetail generate x --lora old.bin", 2),
     Case("lora", "dovetail generate x --lora weights.safetensors", 2),
+    Case("list", "dovetail generate --prompts-file missing.txt", 2),
+    Case("list", "dovetail generate x --replicas 2", 2),
+    Case("list", "dovetail generate --prompts-file prompts.jsonl --num-images 2", 2),
+    Case("list", "dovetail generate --prompts-file prompts.txt --replicas some", 2),
+    Case("list", "dovetail generate --prompts-file prompts.txt --replicas 3 --backend sim0+sim1", 2),
+    Case("list", "dovetail generate --prompts-file prompts.txt --replicas auto --backend te=sim0,vae=sim1", 2),
+    Case("list", "dovetail generate --prompts-file prompts.jsonl", 1),
+    Case("list", "dovetail generate --prompts-file prompts.jsonl -o done.png --dtype bf16", 2),
     Case("call", "dovetail generate x --size 64x64x64", 2),
     Case("call", "dovetail generate x --frames 8", 2),
     Case("call", "compiled(torch.ones(2, 4))  # traced with 1 × 4", 1, lambda: _linear()(torch.ones(2, 4))),
@@ -186,12 +194,22 @@ def workplace() -> Iterator[Path]:
         try:
             Path("empty").mkdir()
             Path("notes.json").write_text('{"shopping": ["milk"]}')
+            _write_a_list()
             _edit_a_plan()
             _damage_a_pipeline()
             _damage_weights()
             yield Path(name)
         finally:
             os.chdir(before)
+
+
+def _write_a_list() -> None:
+    """Writes a list of prompts, one whose only line is wrong, and what is done of another one."""
+    Path("prompts.txt").write_text("a cat")
+    Path("prompts.jsonl").write_text('{"promt": "a cat"}')
+    Path("done.png").touch()
+    done = {"of": "of another job", "files": ["done.png"]}
+    Path("done.jobs.json").write_text(json.dumps({"version": 1, "options": {}, "seed": 0, "lines": {"1": done}}))
 
 
 def _edit_a_plan() -> None:

@@ -41,7 +41,7 @@ def test_documented_commands_are_understood(page: Path) -> None:
 PLANS = ("plan", "explain", "show", "compile", "verify", "convert")
 """Commands that run for any rig, and on the demo in the place of a model that a page does not name."""
 
-LATER = (".json", ".gguf", ".safetensors", "plans/")
+LATER = (".json", ".gguf", ".safetensors", "plans/", "prompts.txt")
 """How files end that a command may need from an earlier one."""
 
 

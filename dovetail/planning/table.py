@@ -20,6 +20,7 @@ from ..compiler.ir.schedule import Lifetime
 from ..compiler.spec.residency import Residency
 from ..compiler.states.parts import held_on, slot_bytes
 from ..compiler.units import format_bytes
+from ..fitting.whole_copies import Copy, whole_copies
 from ..passes.batches.divide import micro_batches_of
 from ..passes.rewrites.chunk import chunks_of
 from ..passes.simulate.timeline import Timeline
@@ -29,6 +30,7 @@ from .generation import Generation, PlannedCall, numbered, told_apart
 from .guidance import Together, together_in
 from .on_host import told_of_host
 from .parts import Part, Row
+from .replicas import facts_of_replicas, told_of_replicas
 from .shared_work import facts_of_group, is_shared_out, rows_of_blocks, rows_of_groups
 from .together import together
 from .usage import timeline_of
@@ -210,12 +212,19 @@ class Account:
         takes = f"a picture takes {seconds_text(self.seconds, self.spread)} s {self.once}{self._took()}"
         warnings = () if warned else (f"warning: {one}" for one in self.warnings)
         quicker = [] if self.quicker is None else [str(self.quicker)]
-        return [*warnings, takes, *quicker, *self.turns, *self._rehearsed(), *self._withheld(), *self.notes]
+        cards = sum(not one.is_host for one in self.generation.peaks())
+        replicas = told_of_replicas(self.copies, self.seconds, self.spread, cards)
+        return [*warnings, takes, *quicker, *replicas, *self.turns, *self._rehearsed(), *self._withheld(), *self.notes]
 
     @property
     def quicker(self) -> Quicker | None:
         """How much quicker a picture is under `--split-mode auto`, where no mode was asked for and it is."""
         return self.decision.quicker if self.decision is not None else None
+
+    @cached_property
+    def copies(self) -> tuple[Copy, ...]:
+        """The whole copies of the pipeline that cards hold, where a search was free to place it."""
+        return tuple(whole_copies(self.decision)) if self.decision is not None else ()
 
     def rows_of_choices(self) -> list[tuple[str, ...]]:
         """A row of text for each mode that was chosen from, under HEAD_OF_CHOICES."""
@@ -286,6 +295,7 @@ class Account:
             "tiles": {name: str(tile) for name, tile in self.generation.tiles.items()},
             "modes": facts_of_choices(self.decision.choices if self.decision is not None else (), self.spread),
             "auto": None if self.quicker is None else self.quicker.as_data(),
+            "replicas": facts_of_replicas(self.copies, self.seconds, self.spread),
             "warnings": list(self.warnings),
             "notes": [*self.turns, *self.notes],
         }

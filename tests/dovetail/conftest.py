@@ -14,8 +14,8 @@ from dovetail.compiler.frontend import trace as tracing
 TRACED_ONCE = {
     "demo", "explain", "fitting", "jobs", "lora", "modes", "pipelines", "planning", "plans", "recovery", "weights",
     "test_cards", "test_cli", "test_cli_lora", "test_cli_plan", "test_cli_weights", "test_graphml", "test_hub",
-    "test_inputs", "test_matrix", "test_option_values", "test_pretrained", "test_row_split", "test_single_files",
-    "test_state", "test_summary", "test_wrong_arguments",
+    "test_inputs", "test_matrix", "test_option_values", "test_pretrained", "test_prompts_file", "test_row_split",
+    "test_single_files", "test_state", "test_summary", "test_wrong_arguments",
 }  # fmt: skip
 """Folders and files whose tests call the same few models in many ways, and are not about tracing them."""
 

@@ -16,6 +16,7 @@ from ...progress.phases import Phases, begin
 from ...recovery.latents import Latents, read_latents
 from ..opening.garbage import collect_from_now
 from ..opening.loading import Loading, check_here
+from ..options.bulk import Bulk
 from ..options.call import Size, call_arguments, frame_rate
 from ..options.inputs import Inputs
 from ..options.lora import Loras
@@ -29,6 +30,7 @@ from ..output.figures import document_of, line_of, peaks_of, reserved_of
 from ..output.progress import planning_shown, progress, tell
 from ..output.results import check_writable, print_json
 from ..output.run import Run, warn
+from .listed import Listed, refuse_others
 from .plan import print_plan
 from .profile import profiled
 
@@ -41,6 +43,7 @@ def generate(
     weights: WeightFiles,
     loras: Loras,
     source: Source,
+    bulk: Bulk,
     prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="What to paint.")] = None,
     model: Annotated[
         str,
@@ -72,6 +75,15 @@ def generate(
     """Paint a picture over one device or several."""
     _check_files(output, profile, latents_to)
     inputs.check()
+    bulk.check()
+    if bulk.prompts_file is not None:
+        others = {
+            "PROMPT": prompt, "--latents": latents, "--save-latents": latents_to, "--profile": profile,
+            "--dry-run": dry_run, "--plans": plans,
+        }  # fmt: skip
+        refuse_others(others, size, painting, inputs, loras)
+        Listed(bulk, where, size, painting, inputs, weights, loras, source, model, output, dtype, json).paint()
+        return
     pipeline = inputs.added_to(whole(find_pipeline(model, source), model))
     request = where.check(pipeline.components, has_plans=plans is not None)
     typed = painting.prompt(prompt)

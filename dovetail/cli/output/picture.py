@@ -20,12 +20,19 @@ FPS = 16
 
 
 def save(result: Any, path: Path, fps: float = FPS) -> list[Path]:
-    """Writes the first picture of a result, or its first video: as one file where that moves, else as a file a frame.
+    """Writes the first picture of a result, or its first video, as `save_frames` does.
+
+    Raises DovetailError when the result holds no pictures.
+    """
+    return save_frames(frames_of(result), path, fps)
+
+
+def save_frames(frames: Sequence[Image.Image], path: Path, fps: float = FPS) -> list[Path]:
+    """Writes a picture, or the frames of a video: as one file where that moves, else as a file a frame.
 
     Where the disk is full or gone by now, what was painted goes to a folder for temporary files, and the error says so.
-    Raises DovetailError for that, and when the result holds no pictures.
+    Raises DovetailError for that.
     """
-    frames = frames_of(result)
     try:
         return _save(frames, path, fps)
     except OSError as error:

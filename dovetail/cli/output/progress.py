@@ -51,7 +51,8 @@ def planning_shown(title: str) -> Iterator[None]:
 
 def tell(event: str, **what: object) -> None:
     """Says on stderr what has happened, as one line of JSON: ``{"event": "phase", "phase": "sampling"}``."""
-    print(json.dumps({"event": event, **what}), file=sys.stderr, flush=True)
+    sys.stderr.write(json.dumps({"event": event, **what}) + "\n")  # at once, for several threads may tell
+    sys.stderr.flush()
 
 
 @contextmanager

@@ -1,0 +1,148 @@
+"""Paints a list of prompts, one after another or over replicas, and notes what is done."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..job import Job
+from ..replicas.payload import told_of
+from ..replicas.promised import Promised
+from ..steps import OnStep
+from .board import Quiet
+from .prompts import Line
+from .record import Record
+from .result import Result
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from ..runner import Painter
+
+SAVERS = 4
+"""So many pictures are written at the same time."""
+
+
+class Crew(Protocol):
+    """What paints several jobs at the same time."""
+
+    def submit(self, job: Job, on_step: OnStep) -> Promised:
+        """The pictures of a job, once they are painted."""
+
+
+@dataclass
+class Work:
+    """The lines that are to be painted, and where the pictures go.
+
+    Args:
+        lines: those that are not done.
+        record: where it is noted what is done.
+        save: writes the pictures of a line to files.
+        board: is told how far it is.
+    """
+
+    lines: Sequence[Line]
+    record: Record
+    save: Callable[[Line, list[Image.Image]], list[Path]]
+    board: Quiet = field(default_factory=Quiet)
+    results: list[Result] = field(default_factory=list)
+    """What became of the lines that are done now, in the order in which they ended."""
+
+    def alone(self, painter: Painter | None) -> None:
+        """Paints in this process, one line after another; ``painter`` is None where no line can be painted."""
+        for line in self._sound():
+            began = time.perf_counter()
+
+            def on_step(done: int, total: int, latents: object, line: Line = line) -> None:
+                self.board.stepped(line, "", done, total)
+
+            assert line.job is not None
+            assert painter is not None
+            try:
+                pictures = painter.run(line.job, on_step)
+            except Exception as error:  # of one line: the others are painted all the same
+                self._note(Result(line, error=told_of(error)["error"]))
+                continue
+            self._note(self._saved(line, pictures, began))
+
+    def over(self, crew: Crew) -> None:
+        """Paints over several replicas; what is painted is written while they paint on.
+
+        What was painted when this is interrupted is written and noted still.
+        """
+        results: queue.SimpleQueue[Result] = queue.SimpleQueue()
+        promised: dict[int, Promised] = {}
+        lines = self._sound()
+        with ThreadPoolExecutor(SAVERS, "dovetail-saving") as savers:
+            try:
+                for line in lines:
+                    self._submit(crew, line, promised, savers, results)
+                for _ in lines:
+                    self._note(results.get())
+            except BaseException:
+                for one in list(promised.values()):
+                    one.cancel()
+                savers.shutdown()
+                while not results.empty():
+                    self._note(results.get(), is_over=True)
+                raise
+
+    def _sound(self) -> list[Line]:
+        """The lines that have a job; of the others it is noted that they have none."""
+        for line in self.lines:
+            if line.job is None:
+                self._note(Result(line, error=line.error))
+        return [line for line in self.lines if line.job is not None]
+
+    def _submit(
+        self, crew: Crew, line: Line, promised: dict[int, Promised], savers: ThreadPoolExecutor,
+        results: queue.SimpleQueue[Result],
+    ) -> None:  # fmt: skip
+        """Has a line be painted, then written, and then what became of it be among the results."""
+        assert line.job is not None
+        began = [0.0]
+
+        def on_step(done: int, total: int, latents: object) -> None:
+            began[0] = began[0] or time.perf_counter()
+            known = promised.get(line.number)  # a replica may be quicker than this thread
+            self.board.stepped(line, known.replica if known is not None else "", done, total)
+
+        def save(one: Promised) -> None:
+            promised.pop(line.number, None)  # which has the picture
+            error = one.exception()
+            failed = Result(line, error=told_of(error)["error"]) if error is not None else None
+            results.put(failed or self._saved(line, one.result(), began[0]))
+
+        def painted(one: Any) -> None:
+            with contextlib.suppress(RuntimeError):  # where this was interrupted nothing more is written
+                if not one.cancelled():
+                    savers.submit(save, one)
+
+        promised[line.number] = crew.submit(line.job, on_step)
+        promised[line.number].add_done_callback(painted)
+
+    def _saved(self, line: Line, pictures: list[Image.Image], began: float) -> Result:
+        seconds = time.perf_counter() - began
+        try:
+            return Result(line, self.save(line, pictures), seconds=seconds)
+        except Exception as error:
+            return Result(line, error=told_of(error)["error"], fatal=error)
+
+    def _note(self, result: Result, *, is_over: bool = False) -> None:
+        """Notes what became of a line; raises what hinders all of them, unless it is over anyway."""
+        if result.fatal is not None and is_over:
+            return
+        if result.fatal is not None:
+            raise result.fatal
+        if result.error:
+            self.record.failed(result.line, result.error)
+        else:
+            self.record.done(result.line, result.files, result.seconds)
+        self.results.append(result)
+        self.board.ended(result)

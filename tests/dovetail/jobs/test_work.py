@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from dovetail.compiler.errors import DovetailError
+from dovetail.jobs.bulk.board import Quiet
+from dovetail.jobs.bulk.prompts import Line
+from dovetail.jobs.bulk.record import Record, named
+from dovetail.jobs.bulk.result import Result
+from dovetail.jobs.bulk.summary import Summary
+from dovetail.jobs.bulk.work import Work
+from dovetail.jobs.job import Job
+from dovetail.jobs.replicas import Replicas
+from dovetail.jobs.runner import Opening
+from testbed.fake_replica import Fake
+
+FAKE = (sys.executable, "-m", "testbed.fake_replica")
+
+
+def listed(prompts: list[str]) -> list[Line]:
+    good = [Line(number, Job(prompt, seed=number)) for number, prompt in enumerate(prompts, start=1)]
+    return [*good, Line(len(prompts) + 1, error="this is no JSON")]
+
+
+def work_on(folder: Path, lines: list[Line], board: Quiet | None = None) -> Work:
+    record = Record(Record.beside(folder / "out.png"), {}, 0)
+
+    def save(line: Line, pictures: list[Image.Image]) -> list[Path]:
+        file = named(folder / "out.png", line.number, 9)
+        pictures[0].save(file)
+        return [file]
+
+    return Work(record.left(lines), record, save, board or Quiet(len(lines)))
+
+
+def seeds(folder: Path) -> dict[str, int]:
+    return {path.name: Image.open(path).getpixel((0, 0))[0] for path in sorted(folder.glob("*.png"))}  # type: ignore[index]
+
+
+class Interrupting(Quiet):
+    def ended(self, result: Result) -> None:
+        super().ended(result)
+        if self.done == 3:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_an_interrupted_list_is_gone_on_with_and_each_line_painted_once(tmp_path: Path, count: int) -> None:
+    lines = listed(["a cat"] * 8)
+
+    def paint(work: Work) -> None:
+        if not count:
+            work.alone(Fake())
+            return
+        with Replicas({f"replica {number}": Opening() for number in range(count)}, command=FAKE) as replicas:
+            work.over(replicas)
+
+    first = work_on(tmp_path, lines, Interrupting(len(lines)))
+    with pytest.raises(KeyboardInterrupt):
+        paint(first)
+    before = len(seeds(tmp_path))
+    assert before >= 3
+    assert sum(not one.error for one in first.results) == before
+    again = work_on(tmp_path, lines)
+    assert len(again.lines) == 9 - before
+    paint(again)
+    assert seeds(tmp_path) == {f"out-{number:03}.png": number for number in range(1, 9)}
+    assert [one.line.number for one in Summary(again.results, before, 1.0, [], again.record.path).failed] == [9]
+    assert work_on(tmp_path, lines).lines == lines[-1:]
+
+
+def test_lines_that_fail_or_end_replicas_lose_no_other(tmp_path: Path) -> None:
+    work = work_on(tmp_path, listed(["a cat", "fail", "a dog", "die", "a cow", f"once {tmp_path / 'file'} die"]))
+    with Replicas({name: Opening() for name in ("one", "two")}, command=FAKE) as replicas:
+        work.over(replicas)
+    summary = Summary(work.results, 0, 3600.0, ["one", "two"], work.record.path)
+    assert list(seeds(tmp_path).values()) == [1, 3, 5, 6]
+    told = list(summary.lines())
+    assert told[0] == "4 pictures in 3600 s over 2 replicas: 4 an hour"
+    assert told[1] == "3 failed, and the same command tries them again:"
+    assert told[2] == "  line 2: it was to fail"
+    assert told[3].startswith("  line 4: 2 replicas ended while they had it; the last: process ")
+    assert told[4] == "  line 7: this is no JSON"
+    assert summary.document()["painted"] == 4
+
+
+def test_a_picture_that_cannot_be_written_ends_the_list(tmp_path: Path) -> None:
+    work = work_on(tmp_path, listed(["a cat"] * 4))
+
+    def save(line: Line, pictures: list[Image.Image]) -> list[Path]:
+        raise DovetailError("cannot write it: the disk is full")
+
+    work.save = save
+    with pytest.raises(DovetailError, match="disk is full"), Replicas({"one": Opening()}, command=FAKE) as replicas:
+        work.over(replicas)
+    with pytest.raises(DovetailError, match="disk is full"):
+        work.alone(Fake())
