@@ -114,8 +114,10 @@ def strategy_of(node: Node) -> Strategy | None:
         assert isinstance(several, Node)
         assert isinstance(at, int)
         return Strategy(results, {}) if results == states_of(several)[at : at + 1] else None
-    said = tuple((one.meta.get("placement"), value_of(one)) for one in (node, *node.all_input_nodes))
-    key = node.target, node.args, node.kwargs, said
+    key = [node.target, node.args, node.kwargs]
+    for one in (node, *node.all_input_nodes):
+        meta = one.meta
+        key += meta.get("placement"), meta["value"]
     known = vars(node.graph).setdefault(_FOUND, {})  # which goes with the graph; passes ask again and again
     if node not in known or known[node][0] != key:
         given = {one: state_of(one) for one in node.all_input_nodes if tensors_of(one) and not weight_name(one)}
