@@ -40,8 +40,8 @@ from ..compiler.ir.value import TensorType, flat, stride_of_part
 from ..compiler.ir.weight import Weight
 from ..compiler.states.parts import members, pieces, slot_bytes
 from . import causal_rows as causal_rows  # registers its kernel
-from . import group_norms as group_norms  # registers its kernels
 from . import grouped_mm as grouped_mm  # registers its kernel
+from . import norm_statistics as norm_statistics  # registers its kernels
 from . import quantized as quantized  # registers the kernels that packed weights need
 from . import steps
 from . import sum_terms as sum_terms  # registers its kernel

@@ -26,6 +26,7 @@ from . import (
     reductions,
     resampling,
     reshapes,
+    statistics,
     sums,
 )
 from .strategy import Local, Offers, Rule, Strategy, argument, name_of, own_call, strategy, takes_part
@@ -43,7 +44,9 @@ _RULES: Mapping[str, Rule] = {
     _ATTENTION: attention.RULE,
     **dict.fromkeys(("layer_norm", "rms_norm"), norms.LAYER),
     "group_norm": norms.GROUP,
-    **dict.fromkeys(("group_means", "group_variances"), norms.STATISTICS),
+    "row_statistics": statistics.ROWS,
+    "group_statistics": statistics.GROUPS,
+    "combined_statistics": statistics.COMBINED,
     "group_norm_by": norms.BY_STATISTICS,
     "batch_norm": norms.BATCH,
     **dict.fromkeys(convolutions.NAMES, convolutions.CONVOLUTION),
