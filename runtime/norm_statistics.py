@@ -60,7 +60,7 @@ def _combined(parts: Tensor) -> Tensor:
 def _added(count: Tensor, mean: Tensor, squares: Tensor, one: Tensor, start: Tensor) -> Tensor:
     """Adds the statistics of a part in place, the mean as it differs from another; returns how many there are then."""
     more, its_mean, its_squares = one.split(1, -1)
-    together = count + more
+    together: Tensor = count + more
     share, apart = more / together, its_mean - start
     apart.sub_(mean)
     mean.addcmul_(apart, share)

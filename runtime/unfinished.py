@@ -150,7 +150,7 @@ def _own(func: Callable[..., Any], args: Sequence[Any]) -> Callable[..., Any]:
     """A method of tensors as the class of the first argument has it, which may have one of its own."""
     name = getattr(func, "__name__", "")
     is_method = bool(args) and isinstance(args[0], _T) and getattr(_T, name, None) is func
-    return getattr(type(args[0]), name) if is_method else func  # type: ignore[no-any-return]
+    return getattr(type(args[0]), name) if is_method else func
 
 
 def _place(asked: Callable[..., Any], there: torch.device) -> Any:

@@ -117,7 +117,7 @@ def strategy_of(node: Node) -> Strategy | None:
         assert isinstance(several, Node)
         assert isinstance(at, int)
         return Strategy(results, {}) if results == states_of(several)[at : at + 1] else None
-    key = [node.target, node.args, node.kwargs]
+    key: list[object] = [node.target, node.args, node.kwargs]
     for one in (node, *node.all_input_nodes):
         meta = one.meta
         key += meta.get("placement"), meta["value"]
