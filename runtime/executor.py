@@ -40,8 +40,8 @@ from ..compiler.ir.value import TensorType, flat, stride_of_part
 from ..compiler.ir.weight import Weight
 from ..compiler.states.parts import members, pieces, slot_bytes
 from . import causal_rows as causal_rows  # registers its kernel
-from . import group_norms as group_norms  # registers its kernels
 from . import grouped_mm as grouped_mm  # registers its kernel
+from . import norm_statistics as norm_statistics  # registers its kernels
 from . import quantized as quantized  # registers the kernels that packed weights need
 from . import steps
 from . import sum_terms as sum_terms  # registers its kernel
@@ -57,7 +57,7 @@ from .steps import Step, Steps, Values
 from .store.kept import KeptLoad
 from .store.source import WeightSource
 from .store.staging import StagedLoad
-from .threads import Threads, is_observed, turns_of
+from .threads import Threads, Turns, is_observed, turns_of
 from .transport import InProcess, Transport
 
 
@@ -86,7 +86,6 @@ class Executor:
         self._looking = self.sources = self._generate(self._candidates)
         self._leaves: list[Any] = list(program.output.args[0])  # type: ignore[arg-type]
         self._outputs = self._output_slots()
-        self._turns = turns_of(program, schedule)
         self._steps: Steps | None = None
         self._source: WeightSource | None = None
 
@@ -168,11 +167,16 @@ class Executor:
 
     def _issue(self, steps: Steps, values: Values) -> None:
         """Carries out the steps, of each device on a thread of its own where devices work at once."""
-        if self._turns is not None and not is_observed():
+        if not is_observed() and self._turns is not None:
             Threads(self._turns, steps, values).run(self._program.main)
             return
         for step in steps.values():
             step(values)
+
+    @cached_property
+    def _turns(self) -> Turns | None:
+        """What each device's thread issues, which the first call finds out: a program that is but planned has none."""
+        return turns_of(self._program, Schedule(self._schedule))
 
     def _slots_filled(self, source: WeightSource | None) -> AbstractContextManager[None]:
         """Slots for the weights that come and go in a call, if any come for one."""

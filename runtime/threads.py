@@ -30,6 +30,7 @@ import torch
 from torch.fx import Node
 
 from ..compiler.devices.device import Device
+from ..compiler.ir.ops import RESHARD, TRANSFER
 from ..compiler.ir.program import IN_PARTS, Program, tensors_of, weight_name
 from ..compiler.ir.schedule import (
     Allocate,
@@ -174,12 +175,13 @@ def _made_by(one: Instruction) -> list[ValueRef]:
 
 
 def _read_by(one: Instruction) -> Iterator[tuple[ValueRef, Device]]:
-    """What a run reads, and on which device."""
+    """What a run reads that another device may have made or sent, and on which device: all else was made there."""
     if not isinstance(one, Run):
         return
     for step in one.steps:
         for operand in step.node.all_input_nodes:
-            if not weight_name(operand):
+            is_sent = operand.target is RESHARD or operand.target is TRANSFER
+            if is_sent or not (tensors_of(operand) or weight_name(operand)):
                 yield read_on(operand, one.device), one.device
 
 

@@ -8,6 +8,7 @@ A view or a cast is put off: it is made of the result when that is there, before
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -128,7 +129,11 @@ class Unfinished(torch.Tensor):
             if func in _PUT_OFF and _is_plain((args[1:], kwargs)):
                 return _put_off(one, func, args[1:], kwargs)
         args, kwargs = finished((args, kwargs))
-        return func(*args, **kwargs)
+        return _own(func, args)(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy of what the call gave."""
+        return copy.deepcopy(self._awaited(), memo)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -139,6 +144,13 @@ class Unfinished(torch.Tensor):
             return args[0]._there
         args, kwargs = finished((args, kwargs or {}))
         return func(*args, **kwargs)
+
+
+def _own(func: Callable[..., Any], args: Sequence[Any]) -> Callable[..., Any]:
+    """A method of tensors as the class of the first argument has it, which may have one of its own."""
+    name = getattr(func, "__name__", "")
+    is_method = bool(args) and isinstance(args[0], _T) and getattr(_T, name, None) is func
+    return getattr(type(args[0]), name) if is_method else func
 
 
 def _place(asked: Callable[..., Any], there: torch.device) -> Any:

@@ -29,7 +29,7 @@ from dovetail.convert import plan_conversion
 from dovetail.passes.batches.divide import micro_batches_of
 from dovetail.passes.simulate.memory import simulate
 from dovetail.passes.states.states import split_mode_of
-from dovetail.runtime import group_norms as group_norms  # registers its kernels
+from dovetail.runtime import norm_statistics as norm_statistics  # registers its kernels
 from dovetail.runtime import sum_terms as sum_terms  # registers its kernel
 from dovetail.runtime.devices.accelerator import accelerator_of
 from dovetail.runtime.devices.transfers import copies_arrive, start_copy
@@ -353,10 +353,8 @@ def _areas(x: Tensor, kernel: Tensor) -> Tensor:
 
 def _norm(x: Tensor) -> Tensor:
     ops, pieces = torch.ops.dovetail, [piece.contiguous() for piece in x.split([18, 30], 2)]
-    count = x[0].numel() // 8
-    means = sum(ops.group_means(one, 8, count) for one in pieces)
-    variances = sum(ops.group_variances(one, means, 8, count) for one in pieces)
-    return torch.cat([ops.group_norm_by(one, means, variances, None, None, 8, 1e-5) for one in pieces], 2)
+    statistics = ops.combined_statistics(torch.cat([ops.group_statistics(one, 8, 1) for one in pieces]))
+    return torch.cat([ops.group_norm_by(one, statistics, None, None, 8, 1e-5) for one in pieces], 2)
 
 
 def guidance_in_turns(cards: Sequence[str]) -> str:

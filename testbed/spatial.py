@@ -73,7 +73,7 @@ def split(module: nn.Module, call: Mapping[str, Any], shares: tuple[int, ...]) -
     program.rig = Rig.parse(",".join(f"sim{index}=8GiB" for index in range(len(shares))))
     Simplify().run(program)
     if len(shares) > 1:
-        take_group_norms_apart(program)
+        take_group_norms_apart(program, len(shares))
     everything = {weight: Assigned(program.main) for weight in program.weights}
     sharing = [Share(lambda pinned: _solved(pinned, shares))] if len(shares) > 1 else []
     return PassManager([FindBlocks(), Assign(everything), Pin(), *sharing, Cut(), Reuse(), Lower(), Verify()]).run(

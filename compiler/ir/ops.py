@@ -17,11 +17,11 @@ LIBRARY.define("dequantize(Tensor packed, str quant, ScalarType dtype) -> Tensor
 LIBRARY.define("grouped_mm(Tensor x, Tensor weights, Tensor offs) -> Tensor")
 LIBRARY.define("terms(Tensor(a) x, int count) -> Tensor(a)")
 LIBRARY.define("sum_terms(Tensor terms, ScalarType? dtype=None) -> Tensor")
-LIBRARY.define("group_means(Tensor x, int groups, int count) -> Tensor")
-LIBRARY.define("group_variances(Tensor x, Tensor means, int groups, int count) -> Tensor")
+LIBRARY.define("row_statistics(Tensor x, int parts) -> Tensor")
+LIBRARY.define("group_statistics(Tensor x, int groups, int parts) -> Tensor")
+LIBRARY.define("combined_statistics(Tensor parts) -> Tensor")
 LIBRARY.define(
-    "group_norm_by(Tensor x, Tensor means, Tensor variances, Tensor? weight, Tensor? bias, int groups, float eps)"
-    " -> Tensor"
+    "group_norm_by(Tensor x, Tensor statistics, Tensor? weight, Tensor? bias, int groups, float eps) -> Tensor"
 )
 LIBRARY.define(
     "causal_attention_of_rows(Tensor query, Tensor key, Tensor value, int first, *, float? scale=None,"
@@ -91,21 +91,27 @@ def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-@torch.library.register_fake("dovetail::group_means", lib=LIBRARY)  # type: ignore[untyped-decorator]
-def _group_means(x: torch.Tensor, groups: int, count: int) -> torch.Tensor:
-    return x.new_empty((x.shape[0], groups), dtype=statistics_dtype(x.dtype))
+@torch.library.register_fake("dovetail::row_statistics", lib=LIBRARY)  # type: ignore[untyped-decorator]
+def _row_statistics(x: torch.Tensor, parts: int) -> torch.Tensor:
+    return x.new_empty((parts, *x.shape[:-1], 3), dtype=statistics_dtype(x.dtype))
 
 
-@torch.library.register_fake("dovetail::group_variances", lib=LIBRARY)  # type: ignore[untyped-decorator]
-def _group_variances(x: torch.Tensor, means: torch.Tensor, groups: int, count: int) -> torch.Tensor:
-    return torch.empty_like(means)
+@torch.library.register_fake("dovetail::group_statistics", lib=LIBRARY)  # type: ignore[untyped-decorator]
+def _group_statistics(x: torch.Tensor, groups: int, parts: int) -> torch.Tensor:
+    return x.new_empty((parts, x.shape[0], groups, 3), dtype=statistics_dtype(x.dtype))
+
+
+@torch.library.register_fake("dovetail::combined_statistics", lib=LIBRARY)  # type: ignore[untyped-decorator]
+def _combined_statistics(parts: torch.Tensor) -> torch.Tensor:
+    if parts.shape[-1] != 3:
+        raise RuntimeError(f"statistics of parts are three numbers each, not {parts.shape[-1]}")
+    return parts.new_empty((2, *parts.shape[1:-1], 1))
 
 
 @torch.library.register_fake("dovetail::group_norm_by", lib=LIBRARY)  # type: ignore[untyped-decorator]
 def _group_norm_by(
     x: torch.Tensor,
-    means: torch.Tensor,
-    variances: torch.Tensor,
+    statistics: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     groups: int,
@@ -130,14 +136,18 @@ def _causal_attention_of_rows(
 CAUSAL_ATTENTION_OF_ROWS = torch.ops.dovetail.causal_attention_of_rows.default
 """Causal attention of some rows of queries with all keys and values; ``first`` is the place of the first row."""
 
-GROUP_MEANS = torch.ops.dovetail.group_means.default
-"""What elements add to the mean of their group of channels, of ``count`` elements in all: parts add up to the mean."""
+ROW_STATISTICS = torch.ops.dovetail.row_statistics.default
+"""How many numbers lie in each row, their mean, and the sum of their squared deviations from it, as the first of so
+many ``parts``; the others have none. Where devices have parts of rows, each has a part of these that is its own."""
 
-GROUP_VARIANCES = torch.ops.dovetail.group_variances.default
-"""What elements add to the variance of their group about a mean that is known; likewise."""
+GROUP_STATISTICS = torch.ops.dovetail.group_statistics.default
+"""The same of the elements of each group of channels of each picture."""
+
+COMBINED_STATISTICS = torch.ops.dovetail.combined_statistics.default
+"""The mean, and behind it the variance, of what parts have together by the statistics of each, in their order."""
 
 GROUP_NORM_BY = torch.ops.dovetail.group_norm_by.default
-"""Group norm of elements by statistics that are known."""
+"""Group norm of elements by the mean and the variance of their group, which are known."""
 
 TERMS = torch.ops.dovetail.terms.default
 """The terms of a sum of which each device of a group has one, as a value of their own, one behind another."""

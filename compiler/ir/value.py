@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TypeAlias
 
 import torch
@@ -64,6 +65,7 @@ class TensorType:
         return TensorType(tuple(shape), dtype, dense_stride(shape), storage, hint)
 
 
+@lru_cache(2**15)
 def filled_stride(kind: TensorType) -> tuple[int | str, ...]:
     """The strides of the like of a tensor that fills memory of its own; its own where they are expressions."""
     has_all = all(isinstance(step, int) for step in kind.stride)

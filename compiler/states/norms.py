@@ -1,6 +1,6 @@
 """Norms: by every axis over which no statistics are taken, and group norm by whole groups of channels.
 
-Group norm by statistics that are values of their own is split in space too: what devices have of these are terms.
+Group norm by statistics that are values of their own (`statistics`) is split in space too.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 from torch.fx import Node
 
-from ..ir.state import PARTIAL, Split, State
+from ..ir.state import Split
+from .statistics import local_groups, split_groups
 from .strategy import (
     Local,
     Offers,
@@ -57,46 +58,20 @@ def local_group_norm(node: Node, chosen: Strategy, member: int) -> Local:
     return with_argument(call, 1, "num_groups", max(1, state.length(member) * count // channels))
 
 
-def statistics(node: Node, offers: Offers) -> Iterator[Strategy]:
-    """By pictures, and by channels where no group is torn; by other axes as terms of a sum, with known means whole."""
-    x, others, count = node.args[0], node.args[1:], argument(node, len(node.args) - 2, "groups")
-    assert isinstance(x, Node)
-    for state in splits(offers, x):
-        result = _of_groups(state, shape_of(x)[1] // count)
-        if result is not None:
-            known = dict.fromkeys(others[:-2], None if result == PARTIAL else result)
-            yield strategy(result, {x: state, **known})
-
-
 def norm_by(node: Node, offers: Offers) -> Iterator[Strategy]:
     """By any axis: by pictures and whole groups with their statistics, by others with those of all."""
-    x, means, variances, weight, bias, count = node.args[:6]
+    x, known, weight, bias, count = node.args[:5]
     assert isinstance(x, Node)
     for state in splits(offers, x, node):
-        known = _of_groups(state, shape_of(x)[1] // int(count))  # type: ignore[arg-type]
-        if known is not None:
-            given = None if known == PARTIAL else known
+        given = split_groups(state, shape_of(x)[1] // int(count)) if state.axis < 2 else None  # type: ignore[arg-type]
+        if given is not None or state.axis > 1:
             rows = Split(0, state.segments) if state.axis == 1 else None
-            yield strategy(state, {x: state, means: given, variances: given, weight: rows, bias: rows})
+            yield strategy(state, {x: state, known: given, weight: rows, bias: rows})
 
 
-def _of_groups(state: Split, channels: int) -> State | None:
-    """The state of statistics of groups where elements are split; None where a group is torn by channels."""
-    if state.axis > 1:
-        return PARTIAL
-    segments = divided(state.segments, channels) if state.axis else state.segments
-    return Split(state.axis, segments) if segments else None
-
-
-def local_statistics(node: Node, chosen: Strategy, member: int) -> Local:
+def local_norm_by(node: Node, chosen: Strategy, member: int) -> Local:
     """A device has so many groups as it has channels of."""
-    x, call = node.args[0], own_call(node)
-    assert isinstance(x, Node)
-    state, at = chosen.takes(x), len(node.args) - 2
-    if not isinstance(state, Split) or state.axis != 1:
-        return call
-    groups = max(1, state.length(member) * int(argument(node, at, "groups")) // shape_of(x)[1])
-    return with_argument(call, at, "groups", groups)
+    return local_groups(node, chosen, member, 4)
 
 
 def batch_norm(node: Node, offers: Offers) -> Iterator[Strategy]:
@@ -111,4 +86,4 @@ def batch_norm(node: Node, offers: Offers) -> Iterator[Strategy]:
 
 
 LAYER, GROUP, BATCH = Rule(layer_norm), Rule(group_norm, local_group_norm), Rule(batch_norm)
-STATISTICS, BY_STATISTICS = Rule(statistics, local_statistics), Rule(norm_by, local_statistics)
+BY_STATISTICS = Rule(norm_by, local_norm_by)

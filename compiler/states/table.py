@@ -26,6 +26,7 @@ from . import (
     reductions,
     resampling,
     reshapes,
+    statistics,
     sums,
 )
 from .strategy import Local, Offers, Rule, Strategy, argument, name_of, own_call, strategy, takes_part
@@ -43,7 +44,9 @@ _RULES: Mapping[str, Rule] = {
     _ATTENTION: attention.RULE,
     **dict.fromkeys(("layer_norm", "rms_norm"), norms.LAYER),
     "group_norm": norms.GROUP,
-    **dict.fromkeys(("group_means", "group_variances"), norms.STATISTICS),
+    "row_statistics": statistics.ROWS,
+    "group_statistics": statistics.GROUPS,
+    "combined_statistics": statistics.COMBINED,
     "group_norm_by": norms.BY_STATISTICS,
     "batch_norm": norms.BATCH,
     **dict.fromkeys(convolutions.NAMES, convolutions.CONVOLUTION),
@@ -114,8 +117,10 @@ def strategy_of(node: Node) -> Strategy | None:
         assert isinstance(several, Node)
         assert isinstance(at, int)
         return Strategy(results, {}) if results == states_of(several)[at : at + 1] else None
-    said = tuple((one.meta.get("placement"), value_of(one)) for one in (node, *node.all_input_nodes))
-    key = node.target, node.args, node.kwargs, said
+    key: list[object] = [node.target, node.args, node.kwargs]
+    for one in (node, *node.all_input_nodes):
+        meta = one.meta
+        key += meta.get("placement"), meta["value"]
     known = vars(node.graph).setdefault(_FOUND, {})  # which goes with the graph; passes ask again and again
     if node not in known or known[node][0] != key:
         given = {one: state_of(one) for one in node.all_input_nodes if tensors_of(one) and not weight_name(one)}

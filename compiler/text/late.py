@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import TextError
 from ..ir.program import Program
+from ..ir.targets import find_target
 from ..ir.value import TensorType, flat
 from .parser import Reader, parse_program, reader_of, refusing
 from .tokens import Line
@@ -21,6 +22,9 @@ from .tokens import Line
 _HELD = re.compile(r"%\w+: [^=]*= (?:input|parameter|buffer|constant|adapter)\b", re.ASCII)
 _NAME = re.compile(r'"(?:[^"\\]|\\.)*"|  // .*|%(\w+)', re.ASCII)
 """A node by its name; text in quotes, and what stands behind the arguments of an operation, are passed over."""
+
+_TARGET = re.compile(r"%\w+: [^=]*= ([\w.]+)\(", re.ASCII)
+"""A line of an operation, by whose name it is."""
 
 
 class LateProgram(Program):
@@ -59,7 +63,8 @@ class LateProgram(Program):
 def parse_late(text: str) -> Program:
     """The trace that a text form describes, whose operations are read later; at once those of what passes changed.
 
-    Raises ProgramTextError, which names the line, for text that is not a program as far as it is read.
+    Raises ProgramTextError, which names the line, for text that is not a program as far as it is read, and for
+    operations that no program may have.
     """
     lines = text.split("\n")
     first = list(takewhile(lambda line: not line.startswith("%") or _HELD.match(line), lines))
@@ -67,6 +72,8 @@ def parse_late(text: str) -> Program:
     if reader.ended or reader.facts or not reader.name:
         return parse_program(text)
     with refusing(lambda: "the text is no program"):
+        for name in sorted({match[1] for line in lines[len(first) :] if (match := _TARGET.match(line))}):
+            find_target(name)
         results = _results(reader, lines[len(first) :])
         outline = reader.program()
     program = LateProgram(**{one.name: getattr(outline, one.name) for one in fields(outline)})

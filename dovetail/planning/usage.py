@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from ..compiler.devices.device import Device
 from ..compiler.devices.speeds import Speeds
 from ..compiler.ir.program import Program
-from ..compiler.ir.schedule import Schedule
 from ..passes.simulate.memory import Usage, simulate
 from ..passes.simulate.timeline import Timeline, timeline
 
-_KNOWN: MutableMapping[Program, tuple[Schedule, Mapping[Device, Usage]]] = WeakKeyDictionary()
+_T = TypeVar("_T")
 
-_LINES: MutableMapping[Program, tuple[Schedule, Speeds, Timeline]] = WeakKeyDictionary()
+
+@dataclass(frozen=True)
+class _Walk(Generic[_T]):
+    """What is found by a walk over the schedule of each program: the last, by the schedule and what is beside it."""
+
+    find: Callable[..., _T]
+    known: MutableMapping[Program, tuple[tuple[object, ...], _T]] = field(default_factory=WeakKeyDictionary)
+
+    def __call__(self, program: Program, *beside: object) -> _T:
+        of, known = (program.schedule, *beside), self.known.get(program)
+        if known is not None and all(one is other for one, other in zip(known[0], of, strict=True)):
+            return known[1]
+        found = self.find(program, *beside)
+        if program.schedule is not None:
+            self.known[program] = of, found
+        return found
+
+
+_usage, _timeline = _Walk(simulate), _Walk(timeline)
 
 
 def usage_of(program: Program) -> Mapping[Device, Usage]:
@@ -22,21 +41,9 @@ def usage_of(program: Program) -> Mapping[Device, Usage]:
 
     Raises ValueError for a program that has no schedule.
     """
-    known = _KNOWN.get(program)
-    if known is not None and known[0] is program.schedule:
-        return known[1]
-    found = simulate(program)
-    if program.schedule is not None:
-        _KNOWN[program] = program.schedule, found
-    return found
+    return _usage(program)
 
 
 def timeline_of(program: Program, speeds: Speeds) -> Timeline:
     """The time line of one call of a scheduled program at these very speeds; raises ValueError without a schedule."""
-    known = _LINES.get(program)
-    if known is not None and known[0] is program.schedule and known[1] is speeds:
-        return known[2]
-    found = timeline(program, speeds)
-    if program.schedule is not None:
-        _LINES[program] = program.schedule, speeds, found
-    return found
+    return _timeline(program, speeds)

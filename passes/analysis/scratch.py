@@ -15,9 +15,10 @@ from ...compiler.ir.aliasing import argument_of, overwrites
 from ...compiler.ir.layouts import is_settled
 from ...compiler.ir.ops import (
     CAUSAL_ATTENTION_OF_ROWS,
-    GROUP_MEANS,
+    COMBINED_STATISTICS,
     GROUP_NORM_BY,
-    GROUP_VARIANCES,
+    GROUP_STATISTICS,
+    ROW_STATISTICS,
     SUM_TERMS,
     adding_dtype,
     statistics_dtype,
@@ -32,7 +33,7 @@ _UNPACKING = frozenset(
     {_PACKED.quantized_linear.default, _PACKED.quantized_embedding.default, _PACKED.dequantize.default}
 )
 
-_GROUP_NORMS = frozenset({GROUP_MEANS, GROUP_VARIANCES, GROUP_NORM_BY})
+_GROUP_NORMS = frozenset({GROUP_STATISTICS, GROUP_NORM_BY})
 
 _ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
@@ -49,6 +50,8 @@ def scratch_bytes(program: Program, node: Node, device: Device) -> int:
         return _wide_sum(node, device)
     if node.target in _GROUP_NORMS:
         return _group_norm(node, device)
+    if node.target in (ROW_STATISTICS, COMBINED_STATISTICS):
+        return _statistics(node, device)
     if node.target is _ATTENTION:
         return _mask_of_rows(node, device) + (_attention(node) if device.is_host else 0)
     return 0
@@ -67,9 +70,9 @@ def _wide_sum(node: Node, device: Device) -> int:
 
 
 def _group_norm(node: Node, device: Device) -> int:
-    """What the kernels of group norms by parts take (`runtime/group_norms`): exact, but for a few numbers on the host.
+    """What kernels of group norms by parts take (`runtime/norm_statistics`): exact, but on the host for a few numbers.
 
-    What cannot be seen in rows is copied once; the host sums short floats in a copy of all, which no other device does.
+    What cannot be seen in rows is copied once; of short floats a group at a time is copied in longer ones.
     """
     x, groups = node.args[0], int(argument_of(node, "groups"))
     assert isinstance(x, Node)
@@ -81,14 +84,25 @@ def _group_norm(node: Node, device: Device) -> int:
     rows = (1, pictures * channels, -1) if node.target is GROUP_NORM_BY else (pictures, groups, -1)
     copied = 0 if _is_view(part, rows) else part.nbytes
     is_short = part.dtype.itemsize < itemsize
-    if node.target is GROUP_MEANS:
-        return copied + (count * itemsize if is_short and device.is_host else 0)
-    if node.target is GROUP_VARIANCES:
-        return copied + pictures * (groups + 2) * itemsize + (count // groups * itemsize if is_short else 0)
+    if node.target is GROUP_STATISTICS:
+        at_once = 1 if is_short else groups
+        return copied + 2 * pictures * at_once * itemsize + (count // groups * itemsize if is_short else 0)
     known, at_once, beside = 4 * pictures * channels * itemsize, pictures, copied
     if copied and part.stride[1] == 1:  # channels last: one picture after another
         at_once, beside = 1, part.nbytes // pictures if pictures > 1 else 0
     return known + beside + (known * at_once // pictures // 2 if device.is_host else 0)
+
+
+def _statistics(node: Node, device: Device) -> int:
+    """A variance and a mean of each row; of what is combined, a few numbers at a time of what two parts have."""
+    x = node.args[0]
+    assert isinstance(x, Node)
+    (part,) = flat(type_on(x, device))
+    itemsize = statistics_dtype(part.dtype).itemsize
+    if node.target is COMBINED_STATISTICS:
+        return math.prod(part.sizes[1:-1]) * itemsize * (4 if part.sizes[0] > 1 else 1)
+    longer = math.prod(part.sizes) * itemsize if part.dtype.itemsize < itemsize else 0
+    return 2 * math.prod(part.sizes[:-1]) * itemsize + longer if math.prod(part.sizes) else 0
 
 
 def _is_view(part: TensorType, shape: Sequence[int]) -> bool:

@@ -38,6 +38,7 @@ from ...compiler.states.strategy import (
     shifted,
 )
 from ...compiler.states.table import strategies
+from .exactness import FEWEST_ROWS
 from .folding import Folded, Tensor, made_by
 from .shares import cut_in_units
 
@@ -45,9 +46,6 @@ MATMULS = frozenset({"linear", "quantized_linear", "matmul", "bmm"})
 
 QUERIES = 32
 """Rows of queries are cut on multiples of this, where there are so many for each device: kernels take them so."""
-
-FEWEST_ROWS = 4
-"""No device computes fewer rows of a matmul, for which kernels add in another order."""
 
 FEWEST_CHANNELS = 4
 """No device computes fewer channels of a convolution that has twice as many: kernels of so few are up to three times as

@@ -28,7 +28,7 @@ VECTORS = 32
 """So many numbers in a row are computed at once by kernels of activations, and summed at once side by side."""
 
 FEWEST_ROWS = 4
-"""A matmul of fewer rows adds in another order."""
+"""A matmul of fewer rows adds in another order: no device computes so few."""
 
 QUERY_BLOCKS = ((768, 256), (192, 64), (0, 32))
 """From how many queries on attention takes them in blocks of how many."""

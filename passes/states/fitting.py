@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
-from torch.fx import Graph, Node
+from torch.fx import Graph
 
 from ...compiler.devices.device import Device
 from ...compiler.devices.speeds import Speeds, speeds_of
 from ...compiler.errors import UsageError
 from ...compiler.ir.program import Program, tensors_of
 from ...compiler.ir.state import WHOLE
-from ...compiler.states.strategy import Strategy
 from ..analysis.memory_needs import Need
 from ..infra.base import Pass
 from ..lowering.lower import Lower
@@ -29,7 +28,7 @@ from .exchanges import Group
 from .kept_forms import Form, forms_with_solvers
 from .modes import Limits, why_not
 from .share import share
-from .solution import NotPossible, Solution, way_over
+from .solution import Decision, NotPossible, Solution
 
 _TRIES = 6  # of less room, each with what the one before turned out to need
 _FINE = 16  # so many steps between the shares of devices that differ in speed
@@ -61,7 +60,7 @@ def fitted(
     reason = _why_not(program)
     if reason:
         return NotPossible(mode, reason)
-    group, free = replace(group_of(program, shares), has_short_terms=has_short_terms), program.rig.free
+    group, free = group_of(program, shares, has_short_terms), program.rig.free
     each = [_fitted(_Tries(form, program, headroom), group, mode) for form in forms_with_solvers(program, mode, group)]
     fitting = [one for one in each if isinstance(one, Fitted)]
     if not fitting:
@@ -87,7 +86,7 @@ def quickest(
     reason = _why_not(program)
     if reason:
         return NotPossible(mode, reason)
-    group = replace(group_of(program, shares), has_short_terms=has_short_terms)
+    group = group_of(program, shares, has_short_terms)
     reason = why_not(program, group, mode)
     if reason:
         return NotPossible(mode, reason)
@@ -104,7 +103,7 @@ def seconds_of(program: Program, found: Fitted) -> float:
     """
     if found.alone is None:
         return found.solution.account.seconds
-    return seconds_of_states(replace(program, graph=found.graph), found.solution.strategies)
+    return seconds_of_states(replace(program, graph=found.graph), found.solution.decision)
 
 
 def _of_a_copy(program: Program, found: Fitted) -> Fitted:
@@ -191,12 +190,11 @@ class _Tries:
 
     def _lowered(self, solution: Solution, alone: float | None) -> tuple[Mapping[Device, Need], float]:
         """What states take by the schedule of a copy: the needs of devices, and seconds where these are asked for."""
-        is_short = self._form.solver.posed.problem.group.has_short_terms
-        needs = needs_of_states(self.program, solution.strategies, self._headroom, is_short)
-        return needs, 0.0 if alone is None else seconds_of_states(self.program, solution.strategies, is_short)
+        needs = needs_of_states(self.program, solution.decision, self._headroom)
+        return needs, 0.0 if alone is None else seconds_of_states(self.program, solution.decision)
 
 
-def group_of(program: Program, shares: Sequence[float] = ()) -> Group:
+def group_of(program: Program, shares: Sequence[float] = (), has_short_terms: bool = False) -> Group:
     """The devices of a program with their shares: those that are given, else by what they compute a second."""
     if shares and (len(shares) > len(program.devices) or not sum(shares)):
         asked, there = ":".join(f"{one:g}" for one in shares), ", ".join(map(str, program.devices))
@@ -205,17 +203,12 @@ def group_of(program: Program, shares: Sequence[float] = ()) -> Group:
     given = [round(1000 * one / sum(shares)) for one in shares] if shares else _by_speed(program, speeds)
     offers = [*given, *[0] * len(program.devices)][: len(program.devices)]
     least = gcd(*offers) or 1
-    return Group(program.devices, tuple(one // least for one in offers), speeds)
+    return Group(program.devices, tuple(one // least for one in offers), speeds, has_short_terms)
 
 
-def needs_of_states(
-    program: Program,
-    strategies: Mapping[Node, Strategy],
-    headroom: int | None = None,
-    has_short_terms: bool = False,
-) -> dict[Device, Need]:
+def needs_of_states(program: Program, decision: Decision, headroom: int | None = None) -> dict[Device, Need]:
     """What each device of a program needs where all compute it in some states, by a schedule of a copy."""
-    trial = _in_states(program, strategies, has_short_terms)
+    trial = _in_states(program, decision)
     needs = {
         device: Need(one.weights + one.staged, _values(one.values + one.scratch, headroom), node=one.node)
         for device, one in simulate(trial).items()
@@ -223,27 +216,26 @@ def needs_of_states(
     return with_others(trial, on_main(trial), needs)
 
 
-def seconds_of_states(program: Program, strategies: Mapping[Node, Strategy], has_short_terms: bool = False) -> float:
+def seconds_of_states(program: Program, decision: Decision) -> float:
     """The seconds of a call of a program in some states, by a schedule of a copy."""
-    return timeline(_in_states(program, strategies, has_short_terms, Arrange()), speeds_of(program.rig)).seconds
+    return timeline(_in_states(program, decision, Arrange()), speeds_of(program.rig)).seconds
 
 
-def _in_states(program: Program, strategies: Mapping[Node, Strategy], has_short_terms: bool, *more: Pass) -> Program:
+def _in_states(program: Program, decision: Decision, *more: Pass) -> Program:
     """A copy of a program in some states, lowered after more passes."""
     trial = program.copy()
-    names = {node.name: node for node in trial.graph.nodes}
-    together(trial, {names[node.name]: way_over(way, names) for node, way in strategies.items()}, has_short_terms)
+    together(trial, decision.of_copy({node.name: node for node in trial.graph.nodes}))
     steps: tuple[Pass, ...] = (Cut(), Reuse(), Reorder(), *more, Lower())
     for step in steps:
         step.run(trial)
     return trial
 
 
-def together(program: Program, strategies: Mapping[Node, Strategy], has_short_terms: bool = False) -> int:
-    """Has all devices compute a program as strategies say; returns how many values change their state."""
+def together(program: Program, decision: Decision) -> int:
+    """Has all devices compute a program as was decided; returns how many values change their state."""
     commit(program, on_main(program))
     Pin().run(program)
-    return share(program, strategies.get, has_short_terms)
+    return share(program, decision.strategies.get, decision.has_short_terms)
 
 
 def on_main(program: Program) -> Assignment:

@@ -34,7 +34,7 @@ def forms_of(program: Program, mode: str, shares: Sequence[int]) -> Iterator[Pro
     """Copies of a program, each in a form that a mode may have; of several the states say which takes least."""
     form = narrowed(program)
     if mode == "spatial":
-        take_group_norms_apart(form)
+        take_group_norms_apart(form, len(shares))
     yield form
     if mode == "tensor":
         apart = form.copy()

@@ -22,6 +22,7 @@ from ..infra.base import Change, Pass
 from ..placement.assignment import check_needs
 from .fitting import group_of, needs_of_states, together
 from .forms import forms_of
+from .solution import Decision
 from .states import States
 
 
@@ -42,10 +43,10 @@ class KeptStates(Pass):
         found = self._found(program)
         if found is None:
             return self.asked.run(program)
-        (form, strategies), is_short = found, self.asked.has_short_terms
-        check_needs(program, needs_of_states(form, strategies, self.asked.headroom, is_short))
+        form, decision = found[0], Decision(found[1], self.asked.has_short_terms)
+        check_needs(program, needs_of_states(form, decision, self.asked.headroom))
         program.graph = form.graph
-        count = together(program, strategies, is_short)
+        count = together(program, decision)
         return Change(len(list(program.ops())), f"operations computed as a plan says, {count} values change state")
 
     def __str__(self) -> str:

@@ -14,6 +14,19 @@ from .problem import Account, Change, Choice, Problem
 
 
 @dataclass(frozen=True)
+class Decision:
+    """How each operation is computed by all devices, and whether terms of float32 sums cross in bfloat16."""
+
+    strategies: Mapping[Node, Strategy]
+    has_short_terms: bool = False
+
+    def of_copy(self, names: Mapping[str, Node]) -> Decision:
+        """The same over the nodes of a copy, by their names."""
+        ways = {names[node.name]: way_over(way, names) for node, way in self.strategies.items()}
+        return Decision(ways, self.has_short_terms)
+
+
+@dataclass(frozen=True)
 class Solution:
     """The states of all values of a program over a group of devices.
 
@@ -25,6 +38,7 @@ class Solution:
         counts: for each operation that stands for equal ones how many they are with it; one for others.
         account: the seconds, the changes of state and the bytes of weights.
         floor: the seconds of the best recipe, if there is one.
+        has_short_terms: whether terms of float32 sums cross in bfloat16.
     """
 
     mode: str
@@ -34,6 +48,12 @@ class Solution:
     counts: Mapping[Node, int]
     account: Account
     floor: float | None
+    has_short_terms: bool = False
+
+    @property
+    def decision(self) -> Decision:
+        """What is to be done: without what it takes."""
+        return Decision(self.strategies, self.has_short_terms)
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -50,7 +70,7 @@ class Solution:
         )
         return replace(
             self,
-            strategies={names[node.name]: way_over(way, names) for node, way in self.strategies.items()},
+            strategies=self.decision.of_copy(names).strategies,
             counts={names[node.name]: count for node, count in self.counts.items()},
             account=replace(self.account, changes=changes),
         )
@@ -95,7 +115,8 @@ def solution_of(
         for like in problem.folded.likes[node]:
             chosen[like] = of_like(way, node, like)
     counts = {node: problem.folded.count(node) for node in problem.ways}
-    return Solution(mode, how, problem.group.shares, chosen, counts, account, floor)
+    group = problem.group
+    return Solution(mode, how, group.shares, chosen, counts, account, floor, group.has_short_terms)
 
 
 def way_over(way: Strategy, names: Mapping[str, Node]) -> Strategy:

@@ -78,7 +78,7 @@ class States(Pass):
             raise
         program.graph = found.graph
         _tell_of_seconds(program, self.mode, found)
-        count = together(program, found.solution.strategies, self.has_short_terms)
+        count = together(program, found.solution.decision)
         return Change(len(list(program.ops())), f"operations computed by all devices, {count} values change state")
 
     def _refuse_short(self, program: Program, why: NotPossible) -> None:

@@ -7,10 +7,10 @@ features), and what they read: columns of a matmul. The stream of a model, of wh
 none of these.
 
 The operations are those that PyTorch computes the norm of, in the same dtypes, but for the order in which numbers are
-added; statistics are in float32 at least. The variance of a layer norm is that of the features without their mean,
-which takes a second exchange and loses no digits. It pays where no device may hold the weights whole; where tokens are
-split, the one operation is faster. So it is for programs that a group of devices computes under ``tensor``, and for no
-others: it changes last bits.
+added; statistics are in float32 at least. Of a layer norm each device has those of its features (how many, their mean,
+the squared deviations from it), which are gathered in one exchange and combined by all alike: no digits are lost where
+the mean is large. It pays where no device may hold the weights whole; where tokens are split, the one operation is
+faster. So it is for programs that a group of devices computes under ``tensor``, and no others: it changes last bits.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ...compiler.ir.ops import COMBINED_STATISTICS, ROW_STATISTICS
 from ...compiler.ir.program import Program, origin_of, tensors_of
 from ...compiler.ir.value import TensorType, dense_stride
 from ...compiler.states.strategy import argument, name_of, shape_of
@@ -53,7 +54,7 @@ def take_norms_apart(program: Program, shares: Sequence[int] = (1, 1)) -> int:
     for node in filter(_is_of_matmul, whole.nodes):
         if any(state.axis == len(shape_of(node)) - 1 for state in wants.get((node, 0), ())):
             for like in whole.likes[node]:
-                _take_apart(program, like, fresh)
+                _take_apart(program, like, len(shares), fresh)
                 count += 1
     return count
 
@@ -78,12 +79,20 @@ class _Writer:
     before: Node
     fresh: Iterator[int]
 
-    def add(self, target: Any, *args: Any, like: Node, dtype: torch.dtype | None = None, rows: bool = False) -> Node:
-        """An operation whose result is like that of another one; of ``rows`` it has one number each."""
+    def add(
+        self,
+        target: Any,
+        *args: Any,
+        like: Node,
+        dtype: torch.dtype | None = None,
+        shape: tuple[int | str, ...] | None = None,
+        within: Node | None = None,
+    ) -> Node:
+        """An operation whose result is like that of another one, or of another shape, and may lie within a third."""
         (kind,) = tensors_of(like)
-        shape = (*kind.shape[:-1], 1) if rows else kind.shape
-        hint = (*kind.hint[:-1], 1) if rows and kind.hint else kind.hint
-        value = TensorType(shape, dtype or kind.dtype, dense_stride(shape), next(self.fresh), hint)
+        shape = kind.shape if shape is None else shape
+        storage = next(self.fresh) if within is None else tensors_of(within)[0].storage
+        value = TensorType(shape, dtype or kind.dtype, dense_stride(shape), storage)
         with self.program.graph.inserting_before(self.before):
             made = self.program.graph.call_function(target, args)
         made.meta = {"value": value, "origin": origin_of(self.before)}
@@ -91,12 +100,21 @@ class _Writer:
 
     def mean(self, x: Node, size: int) -> Node:
         """The mean of the features of each row, by their sum."""
-        total = self.add(_ATEN.sum.dim_IntList, x, [-1], True, like=x, rows=True)
+        total = self.add(_ATEN.sum.dim_IntList, x, [-1], True, like=x, shape=(*shape_of(x)[:-1], 1))
         return self.add(_ATEN.div.Tensor, total, size, like=total)
 
+    def mean_and_variance(self, x: Node, parts: int) -> tuple[Node, Node]:
+        """The mean and the variance of the features of each row, by those of so many parts of these at most."""
+        rows = shape_of(x)[:-1]
+        each = self.add(ROW_STATISTICS, x, parts, like=x, shape=(parts, *rows, 3))
+        both = self.add(COMBINED_STATISTICS, each, like=x, shape=(2, *rows, 1))
+        select = _ATEN.select.int
+        mean, variance = (self.add(select, both, 0, at, like=x, shape=(*rows, 1), within=both) for at in (0, 1))
+        return mean, variance
 
-def _take_apart(program: Program, node: Node, fresh: Iterator[int]) -> None:
-    """Puts the operations of a norm in the place of one."""
+
+def _take_apart(program: Program, node: Node, parts: int, fresh: Iterator[int]) -> None:
+    """Puts the operations of a norm in the place of one, for so many devices at most."""
     x, (size,), weight = node.args[0], argument(node, 1, "normalized_shape"), argument(node, 2, "weight")
     assert isinstance(x, Node)
     add, dtype, is_layer = _Writer(program, node, fresh), tensors_of(x)[0].dtype, name_of(node) == "layer_norm"
@@ -105,8 +123,10 @@ def _take_apart(program: Program, node: Node, fresh: Iterator[int]) -> None:
     given = argument(node, 4, "eps", 1e-5) if is_layer else argument(node, 3, "eps")
     least = torch.finfo(tensors_of(wide)[0].dtype).eps if given is None else given
     if is_layer:
-        wide = add.add(_ATEN.sub.Tensor, wide, add.mean(wide, size), like=wide)
-    square = add.mean(add.add(_ATEN.mul.Tensor, wide, wide, like=wide), size)
+        mean, square = add.mean_and_variance(wide, parts)
+        wide = add.add(_ATEN.sub.Tensor, wide, mean, like=wide)
+    else:
+        square = add.mean(add.add(_ATEN.mul.Tensor, wide, wide, like=wide), size)
     root = add.add(_ATEN.rsqrt.default, add.add(_ATEN.add.Tensor, square, least, like=square), like=square)
     result = add.add(_ATEN.mul.Tensor, wide, root, like=wide)
     if is_layer and weight is not None:

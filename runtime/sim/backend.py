@@ -13,7 +13,14 @@ from torch._ops import OpOverload
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from ...compiler.errors import NotHereError
-from ...compiler.ir.ops import CAUSAL_ATTENTION_OF_ROWS, GROUP_MEANS, GROUP_NORM_BY, GROUP_VARIANCES, SUM_TERMS
+from ...compiler.ir.ops import (
+    CAUSAL_ATTENTION_OF_ROWS,
+    COMBINED_STATISTICS,
+    GROUP_NORM_BY,
+    GROUP_STATISTICS,
+    ROW_STATISTICS,
+    SUM_TERMS,
+)
 from . import copies, device_module, flex, generators, indexing
 from .ledger import device_of, set_capacities
 from .tensor import HANDLERS, compute, dispatch
@@ -48,7 +55,14 @@ def enable(capacities: Mapping[int, int] | None = None) -> None:
     set_capacities(capacities or {})
 
 
-_OF_SEVERAL = (SUM_TERMS, GROUP_MEANS, GROUP_VARIANCES, GROUP_NORM_BY, CAUSAL_ATTENTION_OF_ROWS)
+_OF_SEVERAL = (
+    SUM_TERMS,
+    ROW_STATISTICS,
+    GROUP_STATISTICS,
+    COMBINED_STATISTICS,
+    GROUP_NORM_BY,
+    CAUSAL_ATTENTION_OF_ROWS,
+)
 """The operations of our own that are kernels of several ATen operations, as on any other device."""
 
 

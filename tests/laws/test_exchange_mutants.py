@@ -33,7 +33,7 @@ import pytest
 from torch.fx import Node
 
 from dovetail.compiler.ir.boxes import Box, Landing
-from dovetail.compiler.ir.ops import TERMS
+from dovetail.compiler.ir.ops import GROUP_STATISTICS, TERMS
 from dovetail.compiler.ir.program import Program, placement_of, state_of, tensors_of
 from dovetail.compiler.ir.schedule import Allocate, Await, Copy, Free, Output, Schedule, ValueRef
 from dovetail.compiler.ir.split import assembles, is_shared, source_of
@@ -233,7 +233,8 @@ def of_another_size(program: Program) -> Broken:
 
 
 def terms_of(program: Program) -> list[Node]:
-    return [one for one in program.transfers() if source_of(one).target is TERMS]
+    """What puts together what each device has one of: terms of a sum, or statistics."""
+    return [one for one in program.transfers() if source_of(one).target in (TERMS, GROUP_STATISTICS)]
 
 
 def terms_in_another_order(program: Program) -> Broken:
@@ -258,7 +259,7 @@ def terms_in_another_order(program: Program) -> Broken:
 @contextmanager
 def counted(terms: Node, more: int) -> Iterator[None]:
     before = terms.args
-    terms.args = (before[0], int(before[1]) + more)  # type: ignore[call-overload]
+    terms.args = (*before[:-1], int(before[-1]) + more)  # type: ignore[call-overload]
     try:
         yield
     finally:

@@ -55,7 +55,7 @@ def shared(count: int, mode: str) -> tuple[Solution, Program]:
     program.rig = Rig.parse(f"{count}x 24GiB").only(cards.devices)
     found = solve(program, cards, mode)
     assert isinstance(found, Solution)
-    return found, _in_states(program, found.strategies, has_short_terms=False)
+    return found, _in_states(program, found.decision)
 
 
 @st.composite
@@ -142,7 +142,7 @@ def test_of_a_published_model_too(cards: str, mode: str) -> None:
     program.rig = rig.only(one for one in rig.devices if not one.is_host)
     found = fitted(program, mode)
     assert isinstance(found, Fitted)
-    solved, lowered = found.solution, _in_states(program, found.solution.strategies, has_short_terms=False)
+    solved, lowered = found.solution, _in_states(program, found.solution.decision)
     seconds = timeline(lowered, speeds_of(program.rig)).seconds
     assert seconds == pytest.approx(solved.account.seconds, rel=PUBLISHED)
-    assert seconds_of_states(program, solved.strategies) <= seconds * (1 + CLOSE)
+    assert seconds_of_states(program, solved.decision) <= seconds * (1 + CLOSE)

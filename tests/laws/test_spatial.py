@@ -10,7 +10,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from dovetail.compiler.errors import FailedPassError, VerificationError
+from dovetail.compiler.ir.ops import GROUP_NORM_BY, GROUP_STATISTICS, TERMS
 from dovetail.compiler.ir.program import Program, place_node, state_of
+from dovetail.compiler.ir.split import source_of
 from dovetail.compiler.ir.state import Halo
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
@@ -37,6 +39,10 @@ def test_a_decoder_that_is_split_in_space_is_the_whole_on_less_memory(name: str,
     alone = run(module, call, split(module, call, (1,)))
     program = split(module, call, shares)
     assert any(isinstance(state_of(one), Halo) for one in program.transfers())
+    gathered = [source_of(one).target for one in program.transfers()]
+    norms = sum(one.target is GROUP_NORM_BY for one in program.ops())
+    assert gathered.count(GROUP_STATISTICS) <= norms == sum(one.target is GROUP_STATISTICS for one in program.ops())
+    assert TERMS not in gathered
     found = run(module, call, program)
     for mine, theirs in zip(found.yielded, eager, strict=True):
         assert torch.allclose(mine, theirs, rtol=0, atol=NEAR * max(1.0, theirs.abs().max().item()))

@@ -123,6 +123,21 @@ def test_all_else_waits_and_is_answered_by_what_comes(name: str) -> None:
     assert waited == [1]
 
 
+ON_DEVICES = sorted(READS.keys() - {"with another", "index", "out", "array", "numpy", "dlpack", "pointer", "storage"})
+"""What is asked of results that lie on accelerators too."""
+
+
+@pytest.mark.parametrize("name", ON_DEVICES)
+def test_all_else_of_a_result_on_a_device_waits_too(name: str) -> None:
+    sim.enable()
+    there = torch.rand(3, 4).to("sim")
+    expected = READS[name](there.clone())
+    one, waited = made(there)
+    found = READS[name](one)
+    assert waited == [1]
+    assert str(found) == str(expected) if name in ("save", "pickle") else is_same(found, expected)
+
+
 @pytest.mark.parametrize("name", LATER)
 def test_views_and_casts_are_put_off(name: str) -> None:
     real = torch.rand(3, 4)

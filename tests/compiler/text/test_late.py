@@ -88,6 +88,7 @@ def test_what_passes_changed_is_read_at_once() -> None:
         ("return [", "return [%nobody, "),
         ("parameter", "parametre"),
         ("program", "prog"),
+        ("aten.linear.default", "aten.linaer.default"),
         ("return [", "[".join(["return "] * 2)),
     ],
 )
@@ -96,9 +97,9 @@ def test_a_text_that_is_no_program_is_refused_at_once(old: str, new: str) -> Non
         parse_late(print_program(traced()).replace(old, new))
 
 
-def test_operations_that_are_none_are_refused_when_they_are_read() -> None:
-    late = parse_late(print_program(traced()).replace("aten.linear.default", "aten.linaer.default"))
-    with pytest.raises(ProgramTextError, match="linaer"):
+def test_arguments_that_are_none_are_refused_when_they_are_read() -> None:
+    late = parse_late(print_program(traced()).replace("aten.linear.default(", "aten.linear.default(%nobody, "))
+    with pytest.raises(ProgramTextError, match="nobody"):
         _ = late.graph
     with pytest.raises(AttributeError):
         _ = late.grapes  # type: ignore[attr-defined]
