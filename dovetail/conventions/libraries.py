@@ -111,6 +111,16 @@ def when_hooked(ask: Callable[[nn.Module], object]) -> None:
     hooks.add_hook_to_module = big_modeling.add_hook_to_module = add
 
 
+def layerwise_casting(module: nn.Module) -> tuple[tuple[type[nn.Module], ...], tuple[str, ...]]:
+    """The classes of modules that diffusers' layerwise casting casts, and patterns of the paths that it skips."""
+    from diffusers.hooks._common import _GO_LC_SUPPORTED_PYTORCH_LAYERS
+    from diffusers.hooks.layerwise_casting import DEFAULT_SKIP_MODULES_PATTERN
+
+    own = (getattr(module, name, None) for name in ("_keep_in_fp32_modules", "_skip_layerwise_casting_patterns"))
+    skipped = [*DEFAULT_SKIP_MODULES_PATTERN, *(pattern for patterns in own for pattern in patterns or ())]
+    return tuple(_GO_LC_SUPPORTED_PYTORCH_LAYERS), tuple(skipped)
+
+
 def is_group_offloaded(module: nn.Module) -> bool:
     """Whether diffusers moves the weights of a module by groups, between each call and the next."""
     from diffusers.hooks.group_offloading import _is_group_offload_enabled
