@@ -77,8 +77,8 @@ def compile(
         args, kwargs: an example call; the compiled module takes calls of these shapes and dtypes.
         weights: files that have the module's weights, in its own names or as published, safetensors or GGUF: a path, a
             list of parts, or the JSON file that lists them. GGUF's quantized types stay as they are.
-        quant: a type in which the weights of these files are packed first: ``"q8_0"``, ``"f8"``. What was packed is kept
-            for the next start. The page on weights lists the types.
+        quant: a type in which the weights of these files are packed first: ``"q8_0"``, ``"f8"``. What was packed is
+            kept for the next start. The page on weights lists the types.
         backend: the devices, main device first: ``"cuda0&cuda1"``, ``"sim0&sim1"``, a list, or a dict. Left out, where
             there are several: those on which a call is predicted to take least.
         params_backend: where parameters rest while nobody reads them: left out, on the device that reads them; ``cpu``,

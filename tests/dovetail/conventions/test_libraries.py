@@ -22,6 +22,7 @@ DOVETAIL = Path(libraries.__file__).parent
 PRIVATE = (
     "_fix_state_dict_keys_on_load",
     "_keep_in_fp32_modules",
+    "_skip_layerwise_casting_patterns",
     "SINGLE_FILE_LOADABLE_CLASSES",
     "infer_diffusers_model_type",
     "DIFFUSERS_DEFAULT_PIPELINE_PATHS",
