@@ -130,7 +130,7 @@ def pack(kind: str, blocks: int, quant: str, folder: Path) -> dict[str, Any]:
 
 
 def lost(kind: str, blocks: int, quant: str, folder: Path) -> dict[str, Any]:
-    """What is lost of the packed weights, those of the cache and those of `dovetail convert`, of every eighth weight."""
+    """What is lost of every eighth packed weight, in the cache and in a file of `dovetail convert`."""
     from dovetail.convert import plan_conversion
     from dovetail.pipelines.loading.building import build
     from dovetail.quant import Packing

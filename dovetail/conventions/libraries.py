@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from ..compiler.errors import UsageError
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -109,6 +111,18 @@ def when_hooked(ask: Callable[[nn.Module], object]) -> None:
         return own(module, *args, **kwargs)
 
     hooks.add_hook_to_module = big_modeling.add_hook_to_module = add
+
+
+def is_quantized_by(config: Any, library: str, name: str) -> bool:
+    """Whether a `PipelineQuantizationConfig` has a component of a pipeline be quantized; UsageError for another one."""
+    from diffusers import PipelineQuantizationConfig
+
+    if not isinstance(config, PipelineQuantizationConfig):
+        raise UsageError(
+            f"quantization_config takes a diffusers.PipelineQuantizationConfig, and no {type(config).__name__}: give "
+            "PipelineQuantizationConfig(quant_mapping={'transformer': …})"
+        )
+    return config._resolve_quant_config(is_diffusers=library != "transformers", module_name=name) is not None
 
 
 def layerwise_casting(module: nn.Module) -> tuple[tuple[type[nn.Module], ...], tuple[str, ...]]:

@@ -205,7 +205,9 @@ def open_pipeline(
     named = _by_component(weights or {}, models)
     indices = {name: open_weights(files) for name, files in named.items()}
     inside = {name: value for name, value in own.items() if name not in indices}
-    types = by_component(read_quant(quant), models)
+    left = _quantized((loading or {}).get("quantization_config"), own, models, named)
+    own = {name: value for name, value in own.items() if name not in left}
+    types = by_component(read_quant(quant), [name for name in models if name in own])
     packings = {name: Packing(name, one, dry=not needs_files) for name, one in types.items()}
     from_file = built_from(checkpoint, folder, inside, dtypes, packings, needs_files=needs_files) if checkpoint else {}
     rest = {name: value for name, value in own.items() if name not in from_file}
@@ -227,6 +229,19 @@ def _check_given(given: Mapping[str, Any], cls: Any, classes: Sequence[str]) -> 
         near = difflib.get_close_matches(wrong[0], [*classes, *options], n=1)
         hint = f", did you mean {near[0]}?" if near else "."
         raise UsageError(f"{cls.__name__} has no {', '.join(wrong)}{hint} There are: {', '.join(sorted(classes))}")
+
+
+def _quantized(config: Any, own: Mapping[str, Any], models: Sequence[str], named: Mapping[str, Given]) -> list[str]:
+    """The components that their libraries quantize while they load them; raises UsageError where files are theirs."""
+    if config is None:
+        return []
+    found = [name for name in models if libraries.is_quantized_by(config, own[name][0], name)]
+    for name in found:
+        if name in named:
+            raise UsageError(
+                f"weights: {name} is quantized by quantization_config, out of its own files: leave one of the two out"
+            )
+    return found
 
 
 def _may_have_weights(home: Path) -> bool:

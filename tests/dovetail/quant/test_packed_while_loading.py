@@ -1,4 +1,4 @@
-"""Weights that are packed while they are loaded: what they become, where they are kept, and when they are packed anew."""
+"""Weights that are packed while they are loaded: what they become, where they are kept, when they are packed anew."""
 
 from __future__ import annotations
 
