@@ -26,8 +26,8 @@ TAKEN = {
     "custom_pipeline": "the file, folder or repository of a pipeline's class",
     "custom_revision": "that of `custom_pipeline`",
     "trust_remote_code": "whether code from the Hub may run",
-    "quantization_config": "diffusers' `PipelineQuantizationConfig`: what it names is quantized by its library, through "
-    "host memory, and runs as it is; `quant` packs while loading and splits what it packed",
+    "quantization_config": "diffusers' `PipelineQuantizationConfig`: what it names is quantized by its library, "
+    "through host memory, and runs as it is; `quant` packs while loading and splits what it packed",
     "config": "of `load_single_file`: the folder or repository of a pipeline that has the configs",
     "kwargs": "components by name, `vae=…`, `safety_checker=None`, and what else the pipeline's class takes",
 }

@@ -67,7 +67,7 @@ def test_what_bitsandbytes_quantized_is_refused_on_devices_in_a_sentence_or_runs
 
 
 def test_configs_of_another_kind_and_twice_the_same_component_are_refused() -> None:
-    with pytest.raises(UsageError, match="takes a diffusers.PipelineQuantizationConfig, and no dict"):
+    with pytest.raises(UsageError, match=r"takes a diffusers\.PipelineQuantizationConfig, and no dict"):
         dovetail.load_pipeline(demo.folder(), "cpu", quantization_config={"load_in_4bit": True})
     file = demo.folder() / "transformer"
     with pytest.raises(UsageError, match="quantized by quantization_config"):
