@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import dovetail
 from dovetail import demo
 from dovetail.cli.app import app
+from dovetail.compiler.checkpoints.index import WeightIndex
 from dovetail.compiler.errors import DovetailError, UsageError
 from dovetail.convert import conversion, plan_conversion
 from dovetail.convert.worker import Worker
@@ -141,15 +142,21 @@ def test_without_room_anywhere_loading_ends_in_a_sentence(monkeypatch: pytest.Mo
         loaded()
 
 
-def test_two_that_load_at_once_pack_once(cache: Path, packs: list[str]) -> None:
-    found: list[Any] = []
-    threads = [threading.Thread(target=lambda: found.append(numbers(loaded()))) for _ in range(2)]
+def test_two_that_pack_the_same_at_once_pack_it_once(cache: Path, packs: list[str], tmp_path: Path) -> None:
+    plan = plan_conversion(demo.folder() / "transformer", tmp_path / "out.gguf", "q8_0")
+    weights = [one for one in plan.weights if one.quant == "Q8_0"]
+    key = kept.key_of(weights)
+    found: list[WeightIndex] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(kept.made(key, "a model", weights, lambda: None)))
+        for _ in range(3)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert same(*found)
-    assert len(packs) == len(set(packs))
+    assert [index.where for index in found] == [cache / "weights" / f"{key}.gguf"] * 3
+    assert len(packs) == len(weights)
 
 
 def test_drafts_of_a_process_that_was_killed_are_removed_by_the_next(cache: Path) -> None:
