@@ -13,11 +13,11 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from ..cache import folder
 from ..cache.trust import doubt
@@ -101,7 +101,7 @@ def made(key: str, title: str, weights: Sequence[Converted], advance: Callable[[
             why = f"{conversion.target} cannot be read again"
         except WeightError:
             raise
-        except (DovetailError, OSError) as error:
+        except (DovetailError, OSError, NotImplementedError) as error:  # the last where files have no locks
             why = str(error)
     logger.warning("the packed weights of %s are not kept, and packed anew at the next start: %s", title, why)
     return _in_memory_of(key, conversion, advance)
@@ -117,7 +117,7 @@ def _kept(key: str, names: Sequence[str], conversion: Conversion, advance: Calla
     """Packs into the folder, unless another process has done so meanwhile."""
     folder.make(place())
     lock = place() / f"{key}.lock"
-    with FileLock(lock, mode=0o600):
+    with _locked(lock, conversion.metadata[TITLE]):
         index = found(key, names)
         if index is None:
             for draft in place().glob(f".*.{key}{_ENDING}"):  # of a process that was killed, for this one has the lock
@@ -125,6 +125,21 @@ def _kept(key: str, names: Sequence[str], conversion: Conversion, advance: Calla
             conversion.run(advance)
             index = found(key, names)
     return index
+
+
+@contextmanager
+def _locked(path: Path, title: str) -> Iterator[None]:
+    """Holds a lock that other processes respect; says so where one of them has it for now."""
+    lock = FileLock(path, mode=0o600)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        logger.warning("another process packs %s: this one waits for it", title)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _in_memory_of(key: str, conversion: Conversion, advance: Callable[[], object]) -> WeightIndex:
