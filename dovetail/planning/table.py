@@ -28,6 +28,7 @@ from .choice import facts_of_choices, rows_of_choices
 from .generation import Generation, PlannedCall, numbered, told_apart
 from .guidance import Together, together_in
 from .on_host import told_of_host
+from .packed import told_of_types
 from .parts import Part, Row
 from .shared_work import facts_of_group, is_shared_out, rows_of_blocks, rows_of_groups
 from .together import together
@@ -210,7 +211,21 @@ class Account:
         takes = f"a picture takes {seconds_text(self.seconds, self.spread)} s {self.once}{self._took()}"
         warnings = () if warned else (f"warning: {one}" for one in self.warnings)
         quicker = [] if self.quicker is None else [str(self.quicker)]
-        return [*warnings, takes, *quicker, *self.turns, *self._rehearsed(), *self._withheld(), *self.notes]
+        return [
+            *warnings,
+            takes,
+            *quicker,
+            *self.types,
+            *self.turns,
+            *self._rehearsed(),
+            *self._withheld(),
+            *self.notes,
+        ]
+
+    @cached_property
+    def types(self) -> tuple[str, ...]:
+        """What of weights that are streamed would not be in a packed type, and how long a picture takes then."""
+        return tuple(told_of_types(self.generation, self.decision))
 
     @property
     def quicker(self) -> Quicker | None:
@@ -287,6 +302,7 @@ class Account:
             "modes": facts_of_choices(self.decision.choices if self.decision is not None else (), self.spread),
             "auto": None if self.quicker is None else self.quicker.as_data(),
             "warnings": list(self.warnings),
+            "types": list(self.types),
             "notes": [*self.turns, *self.notes],
         }
 
