@@ -211,16 +211,8 @@ class Account:
         takes = f"a picture takes {seconds_text(self.seconds, self.spread)} s {self.once}{self._took()}"
         warnings = () if warned else (f"warning: {one}" for one in self.warnings)
         quicker = [] if self.quicker is None else [str(self.quicker)]
-        return [
-            *warnings,
-            takes,
-            *quicker,
-            *self.types,
-            *self.turns,
-            *self._rehearsed(),
-            *self._withheld(),
-            *self.notes,
-        ]
+        rest = (*self.types, *self.turns, *self._rehearsed(), *self._withheld(), *self.notes)
+        return [*warnings, takes, *quicker, *rest]
 
     @cached_property
     def types(self) -> tuple[str, ...]:
