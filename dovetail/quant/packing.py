@@ -68,14 +68,12 @@ class Packing:
     def planned(self, module: nn.Module) -> WeightIndex:
         """What `packed` would give for a module of which no file of weights is there: its parameters."""
         nowhere = StoredFile(Path(self.component), 0, 0)
-        shapes = {name: one for name, one in tensors_of_module(module).items() if isinstance(one, nn.Parameter)}
-        index = WeightIndex(
-            {
-                name: WeightEntry((Piece(nowhere, 0, one.nbytes),), one.dtype, tuple(one.shape))
-                for name, one in shapes.items()
-            },
-            nowhere.path,
-        )
+        entries, start = dict[str, WeightEntry](), 0
+        for name, one in tensors_of_module(module).items():
+            if isinstance(one, nn.Parameter):  # what lies in one place is taken for one weight
+                lies = (Piece(nowhere, start, start + one.nbytes),)
+                entries[name], start = WeightEntry(lies, one.dtype, tuple(one.shape)), _after(start + one.nbytes)
+        index = WeightIndex(entries, nowhere.path)
         weights = self._chosen(module, index)
         return index.holding({**index, **_would_be(weights, kept.key_of(weights))})
 
@@ -131,8 +129,13 @@ def _would_be(weights: Sequence[Converted], key: str) -> dict[str, WeightEntry]:
     found, start = dict[str, WeightEntry](), 0
     for one in weights:
         found[one.name] = replace(_entry(one), pieces=(Piece(file, start, start + one.nbytes),))
-        start = -(-(start + one.nbytes) // _ALIGNMENT) * _ALIGNMENT
+        start = _after(start + one.nbytes)
     return found
+
+
+def _after(end: int) -> int:
+    """Where the next weight of a file begins."""
+    return -(-end // _ALIGNMENT) * _ALIGNMENT
 
 
 def _entry(one: Converted) -> WeightEntry:

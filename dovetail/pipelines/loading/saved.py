@@ -321,10 +321,11 @@ def _class_in(listing: Mapping[str, Any], cls: Any) -> Any:
 
 
 def _assemble(cls: Any, folder: Path, variant: str | None, known: Mapping[str, Any]) -> Any:
+    others = (RuntimeError, ImportError) if "quantization_config" in known else ()  # a missing GPU, a missing package
     try:
         with libraries.quiet_assembly():
             return cls.from_pretrained(folder, variant=variant, local_files_only=True, **known)
-    except (OSError, ValueError, AttributeError) as error:  # the last for a class that this diffusers has not
+    except (OSError, ValueError, AttributeError, *others) as error:  # the third for a class that this diffusers has not
         why = _missing_class(cls, folder, known) or (str(error).splitlines() or [""])[0]
         raise WeightError(f"diffusers cannot load {folder}: {why}") from error
 

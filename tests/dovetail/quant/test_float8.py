@@ -116,7 +116,9 @@ def test_a_picture_of_two_devices_is_that_of_casting() -> None:
     eager.transformer.enable_layerwise_casting(storage_dtype=FLOAT8, compute_dtype=torch.float32)
     call = {**demo.CALL_DEFAULTS, "num_inference_steps": 2, "output_type": "pt"}
     expected = eager("a red circle", **call, generator=torch.Generator().manual_seed(0)).images
-    pipe = dovetail.load_pipeline(demo.folder(), "sim0&sim1", quant={"diffusion": "f8"}, params_backend="diffusion=cpu")
+    pipe = dovetail.load_pipeline(
+        demo.folder(), "sim0&sim1", dtype=torch.float32, quant={"diffusion": "f8"}, params_backend="diffusion=cpu"
+    )
     pipe.set_progress_bar_config(disable=True)
     found = pipe("a red circle", **call, generator=torch.Generator().manual_seed(0)).images
     assert torch.equal(found.cpu(), expected)

@@ -182,7 +182,7 @@ def test_names_roles_and_types_are_read_as_they_are_typed() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ("transformer=q9", ("did you mean", "q8_0", "f8")),
+        ("transformer=q4k", ("did you mean q4_", "q8_0", "f8")),
         ("transformer=zz", ("there are f8, q8_0",)),
         ("transformer=bf16", ("no weights are packed in 'bf16'",)),
         ("transformer", ("NAME=TYPE",)),
@@ -208,7 +208,7 @@ def test_numbers_that_a_type_cannot_hold_are_named(copied: Path) -> None:
     source = copied / "transformer" / FILE
     held = load_file(source)
     name = next(name for name in held if "ff.net.0.proj.weight" in name)
-    save_file({**held, name: held[name] + 1000}, source)
+    save_file({**held, name: held[name] / 0}, source)
     with pytest.raises(DovetailError, match=f"transformer cannot be packed as f8: {name}"):
         loaded("transformer=f8", folder=copied)
 
@@ -233,4 +233,4 @@ def test_what_packers_make_of_numbers_is_that_of_their_version() -> None:
     digest = hashlib.sha256()
     for quant in PACKED:
         digest.update(pack(values, quant).tobytes())
-    assert (kept.PACKER, digest.hexdigest()[:16]) == (1, "unknown")
+    assert (kept.PACKER, digest.hexdigest()[:16]) == (1, "a0e6900080f4a095")

@@ -53,7 +53,7 @@ def said_of(told: Any, words: str) -> list[str]:
 
 
 def test_a_plan_that_streams_names_the_types_that_would_not_and_does_so_at_once(folder: Path) -> None:
-    told = account(folder)
+    told = account(folder, backend="diffusion=cuda0")
     assert streamed(told) > 0
     started = time.perf_counter()
     (line,) = told.types
@@ -63,7 +63,7 @@ def test_a_plan_that_streams_names_the_types_that_would_not_and_does_so_at_once(
     assert "Q4_K: " in line
     assert line.endswith("--quant transformer=q8_0")
 
-    told = account(folder, "transformer=q8_0")
+    told = account(folder, "transformer=q8_0", backend="diffusion=cuda0")
     assert streamed(told) == 0
     assert not told.types
     assert said_of(told, "transformer is packed when it is loaded first")
@@ -94,7 +94,7 @@ def test_the_bytes_of_8_bit_floats_are_planned_as_one_a_number(folder: Path) -> 
         sum(row.weights for part in told.parts if part.title == "transformer" for row in part.rows)
         for told in (whole, small)
     ]
-    assert 1.9 < sizes[0] / sizes[1] <= 2
+    assert 1.5 < sizes[0] / sizes[1] < 2
     assert all(
         one.quant in ("", FLOAT8)
         for part in small.parts

@@ -9,6 +9,7 @@ import diffusers
 import pytest
 import torch
 from diffusers import PipelineQuantizationConfig
+from torch import nn
 
 import dovetail
 from dovetail import demo
@@ -55,15 +56,25 @@ def test_torchao_quantizes_while_loading_and_the_picture_is_that_of_eager_stream
     assert torch.equal(painted(pipe), expected)
 
 
-def test_what_bitsandbytes_quantized_is_refused_on_devices_in_a_sentence_or_runs_on_the_host() -> None:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="diffusers has bitsandbytes quantize on a GPU alone")
+def test_what_diffusers_cannot_quantize_here_is_said_in_a_sentence() -> None:
     pytest.importorskip("bitsandbytes")
-    with pytest.raises(WeightError, match=r"is a \w+ of bitsandbytes, which does not go to sim0: leave it on cpu"):
-        dovetail.load_pipeline(demo.folder(), "sim0", dtype=torch.float32, quantization_config=bitsandbytes())
-    eager = diffusers.FluxPipeline.from_pretrained(
-        demo.folder(), torch_dtype=torch.float32, quantization_config=bitsandbytes()
-    )
-    pipe = dovetail.load_pipeline(demo.folder(), "cpu", dtype=torch.float32, quantization_config=bitsandbytes())
-    assert torch.equal(painted(pipe), painted(eager))
+    with pytest.raises(WeightError, match=r"^diffusers cannot load [^\n]*: No GPU found[^\n]*$"):
+        dovetail.load_pipeline(demo.folder(), "cpu", dtype=torch.float32, quantization_config=bitsandbytes())
+
+
+@torch.no_grad()
+def test_modules_of_bitsandbytes_run_on_the_host_and_are_refused_elsewhere_in_a_sentence() -> None:
+    modules = pytest.importorskip("bitsandbytes").nn
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(64, 64), modules.Linear4bit(64, 64, compute_dtype=torch.float32)).eval()
+    module[1].load_state_dict(nn.Linear(64, 64).state_dict())
+    module.to("cpu")
+    x = torch.randn(2, 64)
+    expected = module(x)
+    assert torch.equal(dovetail.compile(module, (x,), backend="cpu")(x), expected)
+    with pytest.raises(WeightError, match=r"is a Params4bit of bitsandbytes, which does not go to sim0: leave it on"):
+        dovetail.compile(module, (x,), backend="sim0")
 
 
 def test_configs_of_another_kind_and_twice_the_same_component_are_refused() -> None:
