@@ -234,3 +234,17 @@ def test_what_packers_make_of_numbers_is_that_of_their_version() -> None:
     for quant in PACKED:
         digest.update(pack(values, quant).tobytes())
     assert (kept.PACKER, digest.hexdigest()[:16]) == (1, "a0e6900080f4a095")
+
+
+def test_one_module_is_packed_out_of_its_files_alone(packs: list[str]) -> None:
+    layer, x = torch.nn.Linear(256, 256).eval(), torch.ones(1, 256)
+    with pytest.raises(UsageError, match=r"quant='q8_0' packs weights in files: name these too \(weights=…\)"):
+        dovetail.compile(layer, (x,), quant="q8_0")
+
+
+def test_the_command_line_packs_what_it_is_told_to(packs: list[str], tmp_path: Path) -> None:
+    words = ["generate", "a red circle", "--steps", "1", "--backend", "cpu", "--quant", "transformer=q8_0,te=f8"]
+    done = CliRunner().invoke(app, [*words, "-o", str(tmp_path / "out.png")])
+    assert done.exit_code == 0, done.stderr
+    assert (tmp_path / "out.png").exists()
+    assert {name.partition(".")[0] for name in packs} >= {"transformer_blocks", "encoder"}
