@@ -9,7 +9,8 @@ after another, into a folder that is removed at the end. Each packing runs in a 
 *packed* is what its packed weights take, *peak* how far memory that is no file rose above that before packing (the most
 of `RssAnon`, asked every 10 ms), *most* what it may be, 1.1 times the packed size and the largest weight. *error* is
 what is lost, as a part of the weight, over all packed weights; *convert* the same of a file that `dovetail convert`
-writes. *again* are the seconds of a second start, which maps what was packed.
+writes. *processor* are the seconds of all processors together, which others that use the machine do not lengthen, and
+*again* are the seconds of a second start, which maps what was packed.
 """
 
 from __future__ import annotations
@@ -119,13 +120,13 @@ def pack(kind: str, blocks: int, quant: str, folder: Path) -> dict[str, Any]:
 
     name = type(make_model(kind, blocks)).__name__
     packing = Packing(kind, parse_type(quant))
-    started = time.perf_counter()
+    started, before = time.perf_counter(), time.process_time()
     with watched() as most:
         built = build("diffusers", name, folder, None, torch.bfloat16, packing=packing)
-    took = time.perf_counter() - started
+    took, busy = time.perf_counter() - started, time.process_time() - before
     assert built is not None
     entries = {key: origin.entry for key, origin in built[1].items() if origin.entry.is_packed}
-    return {"seconds": took, "peak": most[0], "packed": sum(one.nbytes for one in entries.values()),
+    return {"seconds": took, "processor": busy, "peak": most[0], "packed": sum(one.nbytes for one in entries.values()),
             "largest": max(one.nbytes for one in entries.values())}  # fmt: skip
 
 
@@ -175,7 +176,7 @@ def _in_process(what: str, args: argparse.Namespace, quant: str, folder: Path) -
 def table(args: argparse.Namespace, folder: Path) -> Table:
     """A row for each type."""
     made = Table(title=f"{args.kind}, {write(make_model(args.kind, args.blocks), folder) / GIB:.2f} GiB in bfloat16")
-    for head in ("type", "packed", "seconds", "peak", "most", "error", "convert", "again"):
+    for head in ("type", "packed", "seconds", "processor", "peak", "most", "error", "convert", "again"):
         made.add_column(head, justify="right")
     for quant in args.type.split(","):
         first = _in_process("pack", args, quant, folder)
@@ -185,7 +186,8 @@ def table(args: argparse.Namespace, folder: Path) -> Table:
         most = 1.1 * first["packed"] + first["largest"]
         convert = f"{error['convert']:.3%} in {error['convert_seconds']:.0f} s" if "convert" in error else "-"
         made.add_row(
-            quant, f"{first['packed'] / GIB:.2f} GiB", f"{first['seconds']:.1f}", f"{first['peak'] / MIB:.0f} MiB",
+            quant, f"{first['packed'] / GIB:.2f} GiB", f"{first['seconds']:.1f}", f"{first['processor']:.1f}",
+            f"{first['peak'] / MIB:.0f} MiB",
             f"{most / MIB:.0f} MiB", f"{error['error']:.3%}", convert, f"{again['seconds']:.2f} s",
         )  # fmt: skip
     return made
