@@ -30,8 +30,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 PLACE = "/tmp/quant_bench"
 MIB, GIB = 2**20, 2**30
@@ -173,24 +171,32 @@ def _in_process(what: str, args: argparse.Namespace, quant: str, folder: Path) -
     return found
 
 
-def table(args: argparse.Namespace, folder: Path) -> Table:
-    """A row for each type."""
-    made = Table(title=f"{args.kind}, {write(make_model(args.kind, args.blocks), folder) / GIB:.2f} GiB in bfloat16")
-    for head in ("type", "packed", "seconds", "processor", "peak", "most", "error", "convert", "again"):
-        made.add_column(head, justify="right")
+HEADS = ("type", "packed", "seconds", "processor", "peak", "most", "error", "convert", "again")
+
+
+def row(args: argparse.Namespace, quant: str, folder: Path) -> tuple[str, ...]:
+    """What packing in one type takes, in the order of the heads."""
+    first = _in_process("pack", args, quant, folder)
+    again = _in_process("pack", args, quant, folder)
+    error = _in_process("lost", args, quant, folder)
+    shutil.rmtree(folder / "cache")
+    most = 1.1 * first["packed"] + first["largest"]
+    convert = f"{error['convert']:.3%} in {error['convert_seconds']:.0f} s" if "convert" in error else "-"
+    return (
+        quant, f"{first['packed'] / GIB:.2f} GiB", f"{first['seconds']:.1f}", f"{first['processor']:.1f}",
+        f"{first['peak'] / MIB:.0f} MiB", f"{most / MIB:.0f} MiB", f"{error['error']:.3%}", convert,
+        f"{again['seconds']:.2f} s ({again['processor']:.2f})",
+    )  # fmt: skip
+
+
+def print_rows(args: argparse.Namespace, folder: Path) -> None:
+    """Prints a line for each type as soon as it is known, in Markdown."""
+    whole = write(make_model(args.kind, args.blocks), folder)
+    print(f"{args.kind}, {whole / GIB:.2f} GiB in bfloat16\n", flush=True)
+    for line in (HEADS, ["---"] * len(HEADS)):
+        print(f"| {' | '.join(line)} |", flush=True)
     for quant in args.type.split(","):
-        first = _in_process("pack", args, quant, folder)
-        again = _in_process("pack", args, quant, folder)
-        error = _in_process("lost", args, quant, folder)
-        shutil.rmtree(folder / "cache")
-        most = 1.1 * first["packed"] + first["largest"]
-        convert = f"{error['convert']:.3%} in {error['convert_seconds']:.0f} s" if "convert" in error else "-"
-        made.add_row(
-            quant, f"{first['packed'] / GIB:.2f} GiB", f"{first['seconds']:.1f}", f"{first['processor']:.1f}",
-            f"{first['peak'] / MIB:.0f} MiB",
-            f"{most / MIB:.0f} MiB", f"{error['error']:.3%}", convert, f"{again['seconds']:.2f} s",
-        )  # fmt: skip
-    return made
+        print(f"| {' | '.join(row(args, quant, folder))} |", flush=True)
 
 
 def main() -> None:
@@ -208,7 +214,7 @@ def main() -> None:
         return
     Path(PLACE).mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=args.folder or PLACE) as folder:
-        Console(width=120).print(table(args, Path(folder) / "model"))
+        print_rows(args, Path(folder) / "model")
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ def said_of(told: Any, words: str) -> list[str]:
     return [note for note in told.notes if words in note]
 
 
+@pytest.mark.half
 def test_a_plan_that_streams_names_the_types_that_would_not_and_does_so_at_once(folder: Path) -> None:
     told = account(folder, backend="diffusion=cuda0")
     assert streamed(told) > 0
@@ -69,11 +70,13 @@ def test_a_plan_that_streams_names_the_types_that_would_not_and_does_so_at_once(
     assert said_of(told, "transformer is packed when it is loaded first")
 
 
+@pytest.mark.slow
 def test_a_plan_that_streams_nothing_says_nothing_of_types(folder: Path) -> None:
     told = account(folder, rig="cuda0=8GiB,cpu=8GiB")
     assert not told.types
 
 
+@pytest.mark.slow
 def test_a_plan_of_types_from_configs_alone_is_that_from_files(tmp_path: Path) -> None:
     place = Path(shutil.copytree(demo.folder(), tmp_path / "model"))
     quant = {"transformer": "q8_0", "te": "f8"}
@@ -87,6 +90,7 @@ def test_a_plan_of_types_from_configs_alone_is_that_from_files(tmp_path: Path) -
     assert not (tmp_path / "cache" / "weights").exists()
 
 
+@pytest.mark.slow
 def test_the_bytes_of_8_bit_floats_are_planned_as_one_a_number(folder: Path) -> None:
     rig = "cuda0=8GiB,cpu=8GiB"
     whole, small = account(folder, rig=rig), account(folder, "transformer=f8", rig=rig)
