@@ -1,13 +1,14 @@
 """Bytes that each device sends in a step by states that are solved, beside those of plans that are written by hand.
 
-    python -m benchmarks.by_hand [NAME …]
+    python -m benchmarks.by_hand [--link GB/s] [NAME …]
 
 The classes are those of diffusers that have a plan, at published sizes and 1024² (clips have as many tokens), in bf16
 and cut to three blocks, over 2 and over 4 devices. A plan for tensors is beside states under which no device of two
 has more than 56 % of the weights, of four 31 %; plans for tokens, whose weights are whole, beside those of `sequence`.
 An all-reduce counts as the ring of it: each of n devices sends 2(n - 1)/n of the bytes. A row with a star is one in
 which ours sends more; its largest exchanges are listed, some of which are of what theirs computes on every device, for
-least seconds are solved for, not least bytes. Nothing runs: theirs are counted on tensors without data.
+least seconds are solved for, not least bytes: over links of another rate (`--link 4`) other states take the least.
+Nothing runs: theirs are counted on tensors without data.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import diffusers
 
 from dovetail.compiler.errors import DovetailError
 from dovetail.compiler.ir.program import Program, tensors_of
-from dovetail.passes.states.exchanges import kind_of
+from dovetail.passes.states.exchanges import Group, kind_of
 from dovetail.passes.states.problem import Change
 from dovetail.passes.states.solution import NotPossible, Solution
 from dovetail.passes.states.solve import solve
@@ -39,17 +40,18 @@ def main() -> None:
     """Prints the rows of each class that is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="of the classes; all if left out")
-    names = parser.parse_args().names
+    parser.add_argument("--link", type=float, help=f"GB/s between two cards; those of {CARD} reach each other directly")
+    given = parser.parse_args()
     _be_quiet()
     print(ROW.format("class", "devices", "plan", "theirs MB", "weights", "ours MB", "weights", "s"))
-    for name in names or ENTRIES:
+    for name in given.names or ENTRIES:
         try:
             program = traced(ENTRIES[name])
         except DovetailError as error:
             print(f"{name:30} ours is not traced: {_first(error)}", flush=True)
             continue
         for count in COUNTS:
-            print(*rows(name, program, count), sep="\n", flush=True)
+            print(*rows(name, program, card_group(CARD, (1,) * count, given.link)), sep="\n", flush=True)
 
 
 def _be_quiet() -> None:
@@ -59,10 +61,10 @@ def _be_quiet() -> None:
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
 
 
-def rows(name: str, program: Program, count: int) -> Iterator[str]:
+def rows(name: str, program: Program, group: Group) -> Iterator[str]:
     """A line for each plan of a class, and one for each large exchange where ours sends more."""
-    kinds = kinds_of(name)
-    solved = {mode: _solved(program, mode, count) for mode in dict.fromkeys(map(_mode_of, kinds))}
+    kinds, count = kinds_of(name), len(group.devices)
+    solved = {mode: _solved(program, mode, group) for mode in dict.fromkeys(map(_mode_of, kinds))}
     total = sum(weight.nbytes for weight in program.weights.values())
     for kind in kinds:
         try:
@@ -88,10 +90,10 @@ def _mode_of(kind: str) -> str:
     return "tensor" if kind == KINDS[0] else "sequence"
 
 
-def _solved(program: Program, mode: str, count: int) -> tuple[Solution | NotPossible, float]:
+def _solved(program: Program, mode: str, group: Group) -> tuple[Solution | NotPossible, float]:
     """What is solved under a mode, and the processor's seconds of it."""
     start = time.process_time()
-    found = solve(program, card_group(CARD, (1,) * count), mode, most_weights(program, mode, count))
+    found = solve(program, group, mode, most_weights(program, mode, len(group.devices)))
     return found, time.process_time() - start
 
 

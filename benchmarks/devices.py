@@ -1,13 +1,15 @@
 """How much quicker several devices are than one, in real time: ``python -m benchmarks.devices [--minutes 20]``.
 
-Two simulated devices in one process, one thread of BLAS each; a transformer with half double and half single blocks.
-In each round run, one after the other: one device alone; two modules that know nothing of each other, each on a device
-and a thread of its own, which is the limit; and the module over two devices by each mode. Printed are medians over the
+Two simulated devices in one process, one thread of BLAS each; a transformer with half double and half single blocks. In
+each round run, one after the other: one device alone; two modules that know nothing of each other, each on a device and
+a thread of its own, which is the limit; and the module over two devices by each mode. Printed are medians over the
 rounds: how many times quicker than one device, and the part of the limit. Micro-batches are two pictures that go
 through a layer split one behind the other; they are compared with the layer split that has both at once, and their
-limit is that of a pipeline of two parts: half of the time one device at work, half of it two. Rounds in which others
-took more than a tenth of a core are dropped; with fewer than eight that are left it says "not measured", and prints
-only what does not depend on who else computes: seconds of the CPU, bytes between devices and values that change state.
+limit is that of a pipeline of two parts: half of the time one device at work, half of it two. Plans are made for
+devices that compute as a thread of this machine does, which these are, not for the card that they rehearse. Rounds in
+which others took more than a tenth of a core are dropped; with fewer than eight that are left it says "not measured",
+and prints only what does not depend on who else computes: seconds of the CPU, bytes between devices and values that
+change state.
 """
 
 from __future__ import annotations
@@ -18,13 +20,18 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from rich.console import Console
 from rich.table import Table
 
 import dovetail
+from dovetail.fitting.decide import speeds_rehearsed
+from dovetail.passes.batches import interleave
+from dovetail.passes.states import arrange, fitting
 from dovetail.runtime import sim
 
 from .overhead import Case, double_and_single
@@ -32,6 +39,12 @@ from .overhead import Case, double_and_single
 SIZES = ((1536, 4, 1024), (512, 6, 256), (256, 4, 256))
 MODES = ("sequence", "tensor", "batch")
 MICRO = "micro-batches"
+HALVES = "7:3"
+"""Shares of weights that give each device half of the blocks: double ones compute what single ones do, with more."""
+
+PLANNERS = (fitting, arrange, interleave)
+"""What plans by the speeds of devices."""
+
 ALONE = {"limit": "one", "batch": "one of two pictures", MICRO: "layer of two pictures"}
 """What a mode is compared with where that is not one device with one picture."""
 LEAST = 8
@@ -56,6 +69,13 @@ def case(hidden: int, blocks: int, tokens: int, pictures: int, dtype: torch.dtyp
 
 def ways(size: tuple[int, int, int], dtype: torch.dtype) -> tuple[dict[str, Call], dict[str, Any]]:
     """The calls of a round, and the modules that are compiled for two devices."""
+    with ExitStack() as stack:
+        for module in PLANNERS:
+            stack.enter_context(patch.object(module, "speeds_of", speeds_rehearsed))
+        return _ways(size, dtype)
+
+
+def _ways(size: tuple[int, int, int], dtype: torch.dtype) -> tuple[dict[str, Call], dict[str, Any]]:
     single, call = case(*size, 1, dtype)
     other, _ = case(*size, 1, dtype)
     pair, both = case(*size, 2, dtype)
@@ -72,7 +92,7 @@ def ways(size: tuple[int, int, int], dtype: torch.dtype) -> tuple[dict[str, Call
         for mode in MODES
     }
     turns = {
-        name: dovetail.compile(pair, (), both, backend="sim0&sim1", micro_batches=parts)
+        name: dovetail.compile(pair, (), both, backend="sim0&sim1", tensor_split=HALVES, micro_batches=parts)
         for name, parts in (("layer of two pictures", 1), (MICRO, 2))
     }
     calls: dict[str, Call] = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.devices.speeds import speeds_of
 from dovetail.compiler.frontend.trace import trace
@@ -22,7 +24,9 @@ def traced(entry: FullSize) -> Program:
     return program
 
 
-def card_group(card: str, shares: tuple[int, ...]) -> Group:
-    """Equal cards that work at once."""
-    rig = Rig.parse(",".join([*(f"cuda{index}=24GiB@{card}" for index in range(len(shares))), "cpu=64GiB"]))
+def card_group(card: str, shares: tuple[int, ...], link: float | None = None) -> Group:
+    """Equal cards that work at once; two of them reach each other at so many GB/s, where that is said."""
+    names = [f"cuda{index}" for index in range(len(shares))]
+    ways = [f"{one}-{other}={link:g}GB/s" for one, other in combinations(names, 2) if link]
+    rig = Rig.parse(";".join([",".join([*(f"{name}=24GiB@{card}" for name in names), "cpu=64GiB"]), *ways]))
     return Group(tuple(one for one in rig.devices if not one.is_host), shares, speeds_of(rig))

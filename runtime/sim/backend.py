@@ -30,7 +30,7 @@ def enable(capacities: Mapping[int, int] | None = None) -> None:
     changes capacities only.
 
     Args:
-        capacities: bytes of memory by device index; a device that is left out keeps its own, at first the host's memory.
+        capacities: bytes of memory by device index; one that is left out keeps its own, at first the host's memory.
 
     Raises:
         NotHereError: another package has taken the private-use backend.
