@@ -11,6 +11,7 @@ from torch import nn
 
 from .cache.traces import trace
 from .compiled_by_parts import compile_by_parts
+from .compiler.checkpoints.index import WeightIndex
 from .compiler.devices.device import Device, canonical_name
 from .compiler.devices.rig import Rig
 from .compiler.errors import TraceError, UsageError
@@ -30,6 +31,8 @@ from .passes.infra.base import Pass
 from .passes.infra.manager import Callback, PassManager
 from .passes.pipeline import default_passes, parse_passes, with_assignment
 from .passes.placement.assignment import Assignment
+from .quant import Packing
+from .quant.asked import parse_type
 from .runtime.store.program_weights import ProgramWeights
 from .weights.files import Given, index_for, set_types, types_of
 from .weights.name_matching import Wanted
@@ -44,6 +47,7 @@ def compile(
     kwargs: Mapping[str, object] | None = None,
     *,
     weights: Given | None = None,
+    quant: str | None = None,
     backend: Places | None = None,
     params_backend: Places | None = None,
     device_map: str | Mapping[str, DeviceLike] | None = None,
@@ -73,6 +77,8 @@ def compile(
         args, kwargs: an example call; the compiled module takes calls of these shapes and dtypes.
         weights: files that have the module's weights, in its own names or as published, safetensors or GGUF: a path, a
             list of parts, or the JSON file that lists them. GGUF's quantized types stay as they are.
+        quant: a type in which the weights of these files are packed first: ``"q8_0"``, ``"f8"``. What was packed is
+            kept for the next start. The page on weights lists the types.
         backend: the devices, main device first: ``"cuda0&cuda1"``, ``"sim0&sim1"``, a list, or a dict. Left out, where
             there are several: those on which a call is predicted to take least.
         params_backend: where parameters rest while nobody reads them: left out, on the device that reads them; ``cpu``,
@@ -137,6 +143,8 @@ def compile(
     if inductor and passes is not None:
         raise UsageError(BOTH)
     index = None if weights is None else index_for(Wanted.of_module(module), weights)
+    if quant is not None:
+        index = _packed(module, index, quant)
     places = None if homes is None else named_devices(homes, request.rig)
     if homes is not None:
         _refuse_mode(request)
@@ -204,6 +212,13 @@ def compile(
     of_module, of_files = ProgramWeights.of_module, ProgramWeights.of_files
     source = of_module(module, program) if index is None else of_files(index, program, module=module)
     return CompiledModule(program, request.rig, source, traced)
+
+
+def _packed(module: nn.Module, index: WeightIndex | None, quant: str) -> WeightIndex:
+    """The weights in files, packed; raises UsageError where none are in files."""
+    if index is None:
+        raise UsageError(f"quant={quant!r} packs weights in files: name these too (weights=…)")
+    return Packing(type(module).__name__, parse_type(quant)).packed(module, index)
 
 
 def _check_call(module: nn.Module, args: Sequence[object] | torch.Tensor, kwargs: Mapping[str, object]) -> None:

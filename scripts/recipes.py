@@ -45,8 +45,8 @@ dovetail plan MODEL --rig "cuda0=16GiB@RTX 4080,cuda1=10GiB@RTX 3080,cpu=64GiB" 
 
 If it does not fit, or takes too long, try these in turn; each can be asked of `dovetail plan` first:
 
-1. Weights in a packed type: `dovetail convert MODEL/transformer -o transformer.gguf --type q4_k`, then `--weights
-   transformer=transformer.gguf`. It takes 28 % of the memory of bfloat16.
+1. Weights in a packed type: `--quant transformer=q4_k`, which packs while loading. It takes 28 % of the memory of
+   bfloat16.
 2. Weights in RAM or on disk: `--params-backend cpu`, `--params-backend te=disk`.
 3. Text encoders on the CPU: `--backend "cuda0,te=cpu"`.
 4. Decoding in tiles: `--vae-tiling on`. The picture changes slightly.

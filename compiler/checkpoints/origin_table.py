@@ -19,7 +19,7 @@ from ..errors import WeightError
 from ..printable import printable
 from .entries import Piece, StoredFile, WeightEntry, can_be_shape, clipped, stored_bytes
 from .identity import FileIdentity
-from .quantized_types import QUANT_TYPES
+from .quantized_types import STORED_TYPES
 from .safetensors_header import DTYPES
 
 Located: TypeAlias = "tuple[WeightEntry, tuple[torch.dtype, ...]]"
@@ -66,7 +66,7 @@ class WeightOrigin(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> WeightOrigin:
         unknown = [name for name in (self.dtype, *self.through) if name not in _BY_NAME]
-        if unknown or (self.quant and self.quant not in QUANT_TYPES):
+        if unknown or (self.quant and self.quant not in STORED_TYPES):
             raise ValueError(f"there is no type {clipped((*unknown, self.quant)[0])}")
         if self.quant and _BY_NAME[self.dtype] != _PLAIN.get(self.quant, torch.uint8):
             raise ValueError(f"{self.quant} is not read as {self.dtype}")

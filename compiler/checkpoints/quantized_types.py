@@ -1,4 +1,4 @@
-"""The types of GGUF in which weights rest: rows of packed blocks, or plain floats of another width.
+"""The types of GGUF in which weights rest, rows of packed blocks or plain floats of another width; and 8-bit floats.
 
 A row is a whole number of blocks, and rows follow each other without gaps; so a range of rows is a range of bytes.
 Sizes are those of the gguf package, which is imported when they are first asked for.
@@ -17,16 +17,24 @@ QUANT_TYPES = (
 )  # fmt: skip
 """The types that dovetail reads and computes with, by GGUF's names."""
 
+FLOAT8 = "F8_E4M3"
+"""Floats of 8 bits, which GGUF does not have: weights rest in them and are cast where they are used."""
+
+STORED_TYPES = (*QUANT_TYPES, FLOAT8)
+"""All types in which weights rest."""
+
 
 @functools.cache
 def block_of(quant: str) -> tuple[int, int]:
     """Elements and bytes of one block of a type.
 
-    Raises WeightError for a type that is not among QUANT_TYPES.
+    Raises WeightError for a type that is not among STORED_TYPES.
 
     >>> block_of("Q8_0")
     (32, 34)
     """
+    if quant == FLOAT8:
+        return 1, 1
     if quant not in QUANT_TYPES:
         raise WeightError(f"quantization type {quant} is not supported: convert to one of {', '.join(QUANT_TYPES)}")
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .quantized_types import block_of
+from .quantized_types import FLOAT8, block_of
 
-_FLOATS = frozenset({"F32", "F16", "BF16"})
+_FLOATS = frozenset({"F32", "F16", "BF16", FLOAT8})
 _HALVINGS = 4
 _PER_NUMBER = {**dict.fromkeys(_FLOATS, 0), "IQ4_NL": 14, "IQ4_XS": 14}
 _OTHERS_PER_NUMBER = 8

@@ -106,7 +106,7 @@ def touch(key: str, kind: str = TRACE) -> None:
 
 def write(key: str, parts: Iterable[bytes], most: int, kind: str = TRACE) -> None:
     """Writes an entry, whole or not at all, and lets those go that were used longest ago. Raises OSError."""
-    _make(place())
+    make(place())
     with written_beside(path_of(key, kind)) as draft:
         draft.chmod(0o600)
         with draft.open("wb") as file:
@@ -136,10 +136,10 @@ def clear() -> tuple[int, int]:
     return len(found), sum(entry.nbytes for entry in found)
 
 
-def _make(folder: Path) -> None:
+def make(folder: Path) -> None:
     """Makes a folder with those that it lies in, for this user alone. Raises OSError."""
     if not folder.is_dir():
-        _make(folder.parent)
+        make(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
 
 

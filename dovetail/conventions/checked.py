@@ -104,6 +104,9 @@ _KINDS = {
     "kwargs": _NAMED,
     "dynamic_shapes": _NAMED,
     "components": _NAMED,
+    "quant": Kind(
+        lambda value: _is_text(value) or _is_named(value), "types, such as 'transformer=q8_0,te=f8' or a dict of them"
+    ),
     "max_memory": Kind(lambda value: isinstance(value, Mapping), "a dict of device and size"),
     "rig": Kind(_is_rig, "a Rig, or a text such as cuda0=24GiB,cuda1=16GiB"),
     "passes": Kind(_is_passes, "a text of passes, or a list of them"),

@@ -54,8 +54,8 @@ def _floating(found: Any, given: Any) -> torch.dtype:
         raise UsageError(f"{given!r} is no floating dtype: give torch.bfloat16, 'float16', 'float32' or 'auto'")
     if found.itemsize < _SMALLEST:
         raise UsageError(
-            f"{given!r} is a dtype to keep weights in, and nothing computes in it: give torch.bfloat16, and files of "
-            "quantized weights (dovetail convert --type q8_0, weights=…)"
+            f"{given!r} is a dtype to keep weights in, and nothing computes in it: give torch.bfloat16, and have "
+            "weights packed (quant='transformer=f8'), or give such files (dovetail convert --type q8_0, weights=…)"
         )
     return found
 

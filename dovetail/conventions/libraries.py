@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from ..compiler.errors import UsageError
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -109,6 +111,28 @@ def when_hooked(ask: Callable[[nn.Module], object]) -> None:
         return own(module, *args, **kwargs)
 
     hooks.add_hook_to_module = big_modeling.add_hook_to_module = add
+
+
+def is_quantized_by(config: Any, library: str, name: str) -> bool:
+    """Whether a `PipelineQuantizationConfig` has a component of a pipeline be quantized; UsageError for another one."""
+    from diffusers import PipelineQuantizationConfig
+
+    if not isinstance(config, PipelineQuantizationConfig):
+        raise UsageError(
+            f"quantization_config takes a diffusers.PipelineQuantizationConfig, and no {type(config).__name__}: give "
+            "PipelineQuantizationConfig(quant_mapping={'transformer': …})"
+        )
+    return config._resolve_quant_config(is_diffusers=library != "transformers", module_name=name) is not None
+
+
+def layerwise_casting(module: nn.Module) -> tuple[tuple[type[nn.Module], ...], tuple[str, ...]]:
+    """The classes of modules that diffusers' layerwise casting casts, and patterns of the paths that it skips."""
+    from diffusers.hooks._common import _GO_LC_SUPPORTED_PYTORCH_LAYERS
+    from diffusers.hooks.layerwise_casting import DEFAULT_SKIP_MODULES_PATTERN
+
+    own = (getattr(module, name, None) for name in ("_keep_in_fp32_modules", "_skip_layerwise_casting_patterns"))
+    skipped = [*DEFAULT_SKIP_MODULES_PATTERN, *(pattern for patterns in own for pattern in patterns or ())]
+    return tuple(_GO_LC_SUPPORTED_PYTORCH_LAYERS), tuple(skipped)
 
 
 def is_group_offloaded(module: nn.Module) -> bool:

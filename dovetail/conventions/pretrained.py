@@ -26,6 +26,8 @@ TAKEN = {
     "custom_pipeline": "the file, folder or repository of a pipeline's class",
     "custom_revision": "that of `custom_pipeline`",
     "trust_remote_code": "whether code from the Hub may run",
+    "quantization_config": "diffusers' `PipelineQuantizationConfig`: what it names is quantized by its library, "
+    "through host memory, and runs as it is; `quant` packs while loading and splits what it packed",
     "config": "of `load_single_file`: the folder or repository of a pipeline that has the configs",
     "kwargs": "components by name, `vae=…`, `safety_checker=None`, and what else the pipeline's class takes",
 }
@@ -46,8 +48,6 @@ REFUSED = {
     "sess_options": "dovetail compiles PyTorch's modules, and this is of ONNX: leave it out",
     "use_flashpack": "dovetail reads safetensors and GGUF: leave it out",
     "dduf_file": "diffusers reads no DDUF file any more: give the folder of the pipeline",
-    "quantization_config": "dovetail reads GGUF's types: make a file with dovetail convert --type q8_0, and give it as "
-    f"weights; or {_DIFFUSERS}, which runs torchao's weights as they are",
     "load_connected_pipeline": f"it loads a second pipeline: {_DIFFUSERS}",
     "output_loading_info": "diffusers has it for models and not for pipelines: leave it out",
     "original_config": f"dovetail reads diffusers' configs: {_CONFIG}",
@@ -59,7 +59,7 @@ REFUSED = {
 
 _OF_THE_HUB = ("force_download",)
 _OF_BOTH = ("use_safetensors", "custom_pipeline", "custom_revision", "trust_remote_code")
-_OF_LOADING = ("low_cpu_mem_usage",)
+_OF_LOADING = ("low_cpu_mem_usage", "quantization_config")
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,11 @@ def sorted_out(given: Mapping[str, Any], function: str = "load_pipeline") -> Pre
             raise UsageError(f"{function} does not take {name}: {why}")
     if given.get("use_safetensors") is False:
         raise UsageError(f"{function} does not take use_safetensors=False: pickles can run code: leave it out")
+    if given.get("quantization_config") is not None and function == "load_single_file":
+        raise UsageError(
+            "load_single_file does not take quantization_config: quant packs weights while they are loaded: "
+            "quant='transformer=q8_0'"
+        )
     there = {name: value for name, value in given.items() if value is not None}
     hub = {name: there[name] for name in (*_OF_THE_HUB, *_OF_BOTH) if name in there}
     loading = {name: there[name] for name in (*_OF_LOADING, *_OF_BOTH) if name in there}

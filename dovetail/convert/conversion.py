@@ -36,6 +36,8 @@ class Conversion:
     target: Path
     weights: tuple[Converted, ...]
     metadata: Mapping[str, Any]
+    private: bool = False
+    """Whether nobody else may read or write the file."""
 
     @property
     def before(self) -> int:
@@ -62,20 +64,23 @@ class Conversion:
             DovetailError: the file cannot be written.
         """
         _check_room(self.target, self.after)
-        writer = WRITERS[self.target.suffix.lower()]
         try:
-            with (
-                written_beside(self.target) as draft,
-                writer(draft, self.weights, self.metadata) as put,
-                worker() as work,
-            ):
-                for weight in self.weights:
-                    put(work.convert(weight))
-                    advance()
+            with written_beside(self.target) as draft:
+                if self.private:
+                    draft.chmod(0o600)
+                self.write_to(draft, advance)
         except OSError as error:
             free = format_bytes(_free(self.target))
             why = f"{error.strerror or error}, with {free} free there"
             raise DovetailError(f"cannot write {self.target}: {why}: nothing of it was kept") from error
+
+    def write_to(self, path: Path, advance: Callable[[], object] = lambda: None) -> None:
+        """Writes what the file holds to a path that is there. Raises WeightError as `run` does, and OSError."""
+        writer = WRITERS[self.target.suffix.lower()]
+        with writer(path, self.weights, self.metadata) as put, worker() as work:
+            for weight in self.weights:
+                put(work.convert(weight))
+                advance()
 
 
 def plan_conversion(

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..compiler.checkpoints.quantized_types import FLOAT8
 from ..compiler.checkpoints.safetensors_header import DTYPES
 from ..compiler.errors import WeightError
 from .types import Converted
@@ -28,7 +29,8 @@ _MOST_DIMENSIONS = 4
 def gguf_file(path: Path, weights: Sequence[Converted], metadata: Mapping[str, Any]) -> Iterator[Put]:
     """A GGUF file with metadata; what it yields takes the bytes of each weight in order.
 
-    A weight of five dimensions is stored with four, and its shape is noted as ComfyUI-GGUF does it.
+    A weight of five dimensions is stored with four, and its shape is noted as ComfyUI-GGUF does it. The bytes of 8-bit
+    floats are stored as integers of 8 bits, for GGUF has no type for them.
     Raises WeightError for a weight of a dtype that GGUF does not have.
     """
     from gguf import GGUFWriter
@@ -68,7 +70,7 @@ def _ggml_type(weight: Converted) -> Any:
     from gguf import GGMLQuantizationType
 
     integers = {torch.int8: "I8", torch.int16: "I16", torch.int32: "I32", torch.int64: "I64"}
-    name = weight.quant or integers.get(weight.dtype)
+    name = "I8" if weight.quant == FLOAT8 else weight.quant or integers.get(weight.dtype)
     if name is None:
         raise WeightError(f"{weight.name} is {weight.type_name}, which GGUF has no type for: write a safetensors file")
     return GGMLQuantizationType[name]

@@ -25,9 +25,10 @@ _IN_BLOCK = re.compile(r"(^|\.)\d+\.[^\d.][^.]*\.")  # a number, and then a modu
 
 @dataclass(frozen=True)
 class Converted:
-    """A weight and the type that it gets, one of QUANT_TYPES, or "" for integers; `why` where it was not asked for.
+    """A weight and the type that it gets, one of STORED_TYPES, or "" for integers; `why` where it was not asked for.
 
-    `noted` is the shape that a file says it really has, because it is stored there in another one.
+    `noted` is the shape that a file says it really has, because it is stored there in another one. `through` is the
+    dtype to which numbers are rounded before they become 8-bit floats: that in which a model computes.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Converted:
     quant: str
     why: str = ""
     noted: tuple[int, ...] | None = None
+    through: torch.dtype = torch.float32
 
     @property
     def shape(self) -> tuple[int, ...]:

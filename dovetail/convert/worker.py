@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..compiler.checkpoints.entries import WeightEntry
+from ..compiler.checkpoints.quantized_types import FLOAT8
 from ..compiler.errors import WeightError
 from ..runtime.packing import pack
 from ..runtime.store.reader import WeightReader
@@ -43,7 +44,9 @@ class Worker:
 
         def convert(start: int) -> None:
             part = matrix.slice(start, min(start + step, rows))
-            out[start : start + step] = pack(self._numbers(part), weight.quant)
+            numbers = self._numbers(part)
+            is_float8 = weight.quant == FLOAT8
+            out[start : start + step] = _float8(numbers, weight.through) if is_float8 else pack(numbers, weight.quant)
 
         try:
             for _ in self._threads.map(convert, range(0, rows, step)):
@@ -67,6 +70,17 @@ class Worker:
         data = torch.empty(entry.nbytes, dtype=torch.uint8)
         self._reader.read_into(WeightEntry(entry.pieces, torch.uint8, (entry.nbytes,)), data)
         return data
+
+
+def _float8(numbers: NDArray[np.float32], through: torch.dtype) -> NDArray[np.uint8]:
+    """Rows of numbers as 8-bit floats, in two roundings, as diffusers' layerwise casting makes them.
+
+    Numbers beyond the largest one, 448, become that.
+    """
+    if not np.isfinite(numbers).all():
+        raise WeightError(f"it holds numbers that are not finite, which {FLOAT8} does not keep: load it as it is")
+    packed = torch.from_numpy(numbers).to(through).to(torch.float8_e4m3fn)
+    return packed.view(torch.uint8).numpy()
 
 
 @contextmanager

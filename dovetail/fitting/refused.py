@@ -31,14 +31,13 @@ class Tried:
 
     ``lowers`` lowers what a request places. ``in_tiles`` gives a dry run in which VAEs decode in the smallest tiles, if
     they may, and ``smaller`` smaller sizes as options, each with a dry run at it. ``others`` are ways out that were
-    found otherwise, in words, and ``folder`` is that of the pipeline.
+    found otherwise, in words.
     """
 
     lowers: Lowers
     in_tiles: Callable[[], DryRun | None]
     smaller: Callable[[], Iterator[tuple[Mapping[str, str], DryRun]]]
     others: tuple[str, ...] = ()
-    folder: str = "MODEL_FOLDER"
 
 
 def _has_less_alive(one: Chain, other: Chain) -> bool:
@@ -108,5 +107,5 @@ def explained(
 
     outs = ways_out(loads, machine, budgets, free, smaller, trial=trial_of(run), chunked=chunked, in_tiles=in_tiles)
     spread = machine.speeds.spread(machine.devices)
-    said = [*tried.others, *(said_of(out, tried.folder, spread) for out in outs)]
+    said = [*tried.others, *(said_of(out, spread) for out in outs)]
     return DoesNotFitError(refusal(refused.problem, said), refused.over)

@@ -26,7 +26,7 @@ from ..passes.states.states import has_short_terms
 from ..planning.generation import Generation, numbered
 from ..planning.idle import idle_devices, tell_of_idle, unused_gpus
 from ..planning.isolated import isolated
-from ..planning.notes import encoder_notes, file_notes, memory_notes, staging_notes
+from ..planning.notes import encoder_notes, file_notes, memory_notes, packing_notes, staging_notes
 from ..planning.shared_work import SHORTENED
 from ..planning.table import Account
 from ..planning.tiling import AUTO, typed
@@ -157,6 +157,7 @@ class CompiledPipeline(Exchanging):
                     self._named(), {one.name: one.devices for one in self._own().values() if one.role == "te"}
                 ),
                 *staging_notes(generation),
+                *packing_notes({name: one.view.weights() for name, one in self._own().items()}),
                 *memory_notes(generation, self._asked_rig),
                 *file_notes({name: one.view.nbytes for name, one in self._own().items() if one.view.lacks_files}),
                 *((SHORTENED,) if is_short else ()),

@@ -290,11 +290,10 @@ class Making:
     def _explained(self, refused: DoesNotFitError, run: DryRun) -> DoesNotFitError:
         """A refusal with the ways out, each of which is tried."""
         handle = self._handle
-        folder = getattr(handle.pipe, "name_or_path", None) or "MODEL_FOLDER"
         tell_refusal(lambda: refused.problem)
         with phase(SEARCHING):
             in_tiles = self._in_tiles(run)
-            tried = Tried(self._lowered, lambda: self._tiled(run), lambda: self._smaller(run), in_tiles, folder)
+            tried = Tried(self._lowered, lambda: self._tiled(run), lambda: self._smaller(run), in_tiles)
             return handle.refused(refused, self._base, run, tried)
 
     def _lowered(self, run: DryRun, request: Request) -> Outcome | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ..compiler.devices.device import Device
 from ..compiler.devices.rig import Rig
 from ..compiler.states.parts import slot_bytes
 from ..compiler.units import format_bytes
+from ..quant.packing import packed_bytes
+from ..runtime.store.stored_weight import StoredWeight
 from .generation import Generation
 
 
@@ -51,3 +53,16 @@ def file_notes(absent: Mapping[str, int]) -> list[str]:
         return []
     nbytes = format_bytes(sum(absent.values()))
     return [f"weight files of {', '.join(absent)} are not here: {nbytes} are counted as if they lay on disk"]
+
+
+def packing_notes(components: Mapping[str, Iterable[StoredWeight]]) -> list[str]:
+    """For each component whose weights are packed while it is loaded, in which types, and what they take so."""
+    notes = []
+    for name, weights in components.items():
+        entries = [one.file.entry for one in weights if one.file is not None]
+        sizes = packed_bytes(entries)
+        if sizes:
+            whole = format_bytes(sum(entry.nbytes for entry in entries))
+            types = " and ".join(f"{format_bytes(nbytes)} of {quant}" for quant, nbytes in sizes.items())
+            notes.append(f"{name} is packed when it is loaded first, and kept so: {types}, {whole} with what is not")
+    return notes

@@ -102,7 +102,7 @@ def _cures(name: str, decision: Decision) -> Iterator[tuple[float, str]]:
     for quant in TYPES:
         found = _with(decision, in_packed_type(loads, {name}, quant))
         if found:
-            yield found.seconds, f"its weights in {quant} (dovetail convert)"
+            yield found.seconds, f"its weights in {quant} (--quant {name}={quant.lower()})"
     for device in decision.machine.devices:
         more = {**budgets.devices, device: budgets.devices[device] + MORE}
         found = search(loads, decision.machine, replace(budgets, devices=more))

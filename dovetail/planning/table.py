@@ -29,6 +29,7 @@ from .choice import facts_of_choices, rows_of_choices
 from .generation import Generation, PlannedCall, numbered, told_apart
 from .guidance import Together, together_in
 from .on_host import told_of_host
+from .packed import told_of_types
 from .parts import Part, Row
 from .replicas import facts_of_replicas, told_of_replicas
 from .shared_work import facts_of_group, is_shared_out, rows_of_blocks, rows_of_groups
@@ -214,7 +215,13 @@ class Account:
         quicker = [] if self.quicker is None else [str(self.quicker)]
         cards = sum(not one.is_host for one in self.generation.peaks())
         replicas = told_of_replicas(self.copies, self.seconds, self.spread, cards)
-        return [*warnings, takes, *quicker, *replicas, *self.turns, *self._rehearsed(), *self._withheld(), *self.notes]
+        rest = (*replicas, *self.types, *self.turns, *self._rehearsed(), *self._withheld(), *self.notes)
+        return [*warnings, takes, *quicker, *rest]
+
+    @cached_property
+    def types(self) -> tuple[str, ...]:
+        """What of weights that are streamed would not be in a packed type, and how long a picture takes then."""
+        return tuple(told_of_types(self.generation, self.decision))
 
     @property
     def quicker(self) -> Quicker | None:
@@ -297,6 +304,7 @@ class Account:
             "auto": None if self.quicker is None else self.quicker.as_data(),
             "replicas": facts_of_replicas(self.copies, self.seconds, self.spread),
             "warnings": list(self.warnings),
+            "types": list(self.types),
             "notes": [*self.turns, *self.notes],
         }
 

@@ -14,6 +14,12 @@ _SHARE = 2
 """One in so many bytes of the host's free memory may be taken by files."""
 
 
+def folders_in(source: str | os.PathLike[str]) -> list[str]:
+    """The names of the folders in a folder; none in another source."""
+    folder = Path(source)
+    return [one.name for one in folder.iterdir() if one.is_dir()] if folder.is_dir() else []
+
+
 def read_ahead(source: str | os.PathLike[str], variant: str | None = None, apart_from: Collection[str] = ()) -> None:
     """Begins to read the weights of a folder, apart from those of some components; does nothing for another source."""
     folder = Path(source)

@@ -48,8 +48,8 @@ _DENSE = 2  # bytes a number before it is packed
 class WayOut:
     """Something that makes it fit: what is changed, the options that say so, and the plan found with it.
 
-    ``packed`` are the components whose weights are converted first, to the type ``quant``, and ``by_layers`` those that
-    were to be split by rows, or under another mode that is named, and are not.
+    ``packed`` are the components whose weights are packed while they are loaded, in the type ``quant``, and
+    ``by_layers`` those that were to be split by rows, or under another mode that is named, and are not.
     """
 
     what: str
@@ -217,18 +217,13 @@ def _in_a_packed_type(loads: Sequence[Load], machine: Machine, budgets: Budgets,
     for quant in TYPES:
         for some in _groups(loads):
             names = tuple(load.name for load in loads if load.name in some and load.role != "vae")
-            options = {"--weights": ",".join(f"{name}={file_of(name, quant)}" for name in names)}
+            options = {"--quant": ",".join(f"{name}={quant.lower()}" for name in names)}
             what = f"weights of {' and '.join(sorted(names))} in {quant}"
             packed = in_packed_type(loads, set(names), quant)
             out = _tried(what, packed, machine, budgets, trial, options, (quant, names)) if names else None
             if out is not None:
                 yield out
                 break
-
-
-def file_of(name: str, quant: str) -> str:
-    """What the file of a component's packed weights is called in a way out."""
-    return f"{name}-{quant.lower()}.gguf"
 
 
 def _at_a_smaller_size(machine: Machine, budgets: Budgets, smaller: Smaller | None) -> list[WayOut]:
@@ -355,19 +350,13 @@ def refusal(problem: str, outs: Sequence[str]) -> str:
     return "\n  ".join((f"{problem}\n{FITS}", *outs))
 
 
-def said_of(out: WayOut, folder: str = "MODEL_FOLDER", spread: float = 0.0) -> str:
+def said_of(out: WayOut, spread: float = 0.0) -> str:
     """A way out in words, with what to type and the seconds that a picture takes then.
 
-    ``folder`` is that of the pipeline, for what is to be converted first; ``spread`` the part of the seconds that they
-    may be off by.
+    ``spread`` is the part of the seconds that they may be off by.
     """
     typed = line_of(out.settings) or "without --max-vram"
-    commands = [
-        f"dovetail convert {folder}/{name} -o {file_of(name, out.quant)} --type {out.quant.lower()}"
-        for name in out.packed
-    ]
-    before = f"{' && '.join(commands)}, then " if commands else ""
-    return f"{_kind_of(out)} ({before}{typed}: {_seconds(out.seconds, spread)} s)"
+    return f"{_kind_of(out)} ({typed}: {_seconds(out.seconds, spread)} s)"
 
 
 def _kind_of(out: WayOut) -> str:
@@ -388,13 +377,7 @@ def _unsplit(by_layers: Mapping[str, str]) -> Iterator[str]:
 
 def line_of(settings: Mapping[str, str]) -> str:
     """Options as they are typed."""
-    options = [(option, one) for option, value in settings.items() for one in _given(option, value)]
-    return " ".join(f'{option} "{value}"' for option, value in options)
-
-
-def _given(option: str, value: str) -> list[str]:
-    """The values of an option that is typed once for each."""
-    return value.split(",") if option == "--weights" else [value]
+    return " ".join(f'{option} "{value}"' for option, value in settings.items())
 
 
 def _seconds(seconds: float, spread: float) -> str:

@@ -11,14 +11,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ...compiler.checkpoints.quantized_types import block_of
+from ...compiler.checkpoints.quantized_types import FLOAT8, block_of
 from ...compiler.checkpoints.unpacking import Sizes, sizes_on
 from ..devices.accelerator import accelerator_of
 from .fused import unpacked_at_once
 from .layouts import LAYOUTS
 from .native import native_unpack
 
-FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, FLOAT8: torch.float8_e4m3fn}
 """The types whose rows are plain numbers."""
 
 

@@ -55,6 +55,8 @@ Where weights come from.
 A transformer of 4.5 bits a weight, made once, and used in place of the model's own:
   dovetail convert MODEL/transformer -o transformer.gguf --type q4_k
   dovetail generate "a cat" --model MODEL --weights transformer=transformer.gguf
+The same while loading, kept for the next start; f8 is floats of 8 bits:
+  dovetail generate "a cat" --model MODEL --quant transformer=q4_k,te=f8
 One file with a whole pipeline; where its configs cannot be downloaded, --config names a folder that has them:
   dovetail generate "a cat" --model model.safetensors --config MODEL
 A LoRA at eight tenths of its strength:

@@ -102,6 +102,7 @@ class Loading:
             "pipeline_class": self.pipeline_class,
             "components": self.components(dtype) if self.components else None,
             "weights": self.weights.given(pipeline),
+            "quant": self.weights.types,
         }
 
     @property
@@ -109,10 +110,14 @@ class Loading:
         return {"passes": self.where.passes or None, "vae_tiling": self.where.vae_tiling, **self.adapters}
 
     def _read_ahead(self) -> None:
-        from ...weights.ahead import read_ahead
+        from ...quant.asked import meant_by, read_quant
+        from ...weights.ahead import folders_in, read_ahead
 
         if not self.pipeline.file and Path(self.pipeline.place).is_dir():
-            read_ahead(self.pipeline.place, self.pipeline.variant, set(self.weights.given(self.pipeline) or {}))
+            own = folders_in(self.pipeline.place)
+            packed = [one for name in read_quant(self.weights.types) for one in meant_by(name, own)]
+            apart = {*(self.weights.given(self.pipeline) or {}), *packed}
+            read_ahead(self.pipeline.place, self.pipeline.variant, apart)
 
     def _exchange_scheduler(self, pipe: Any) -> None:
         from ...conventions.schedulers import exchanged

@@ -91,7 +91,7 @@ def wanted(
     files = _plans(path) if subject else []
     if files:
         if weights.are_named:
-            raise UsageError(f"{path} is a plan, which has no weights: leave out --weights")
+            raise UsageError(f"{path} is a plan, which has no weights: leave out {weights.words()[0]}")
         typed = [*where.typed, *sample.words(), *inputs.words(), *source.words(), *words_of({"--dtype": dtype})]
         if typed:
             raise UsageError(f"{path} is read as a plan, in which this is decided: leave out {typed[0]}")

@@ -27,6 +27,14 @@ class WeightFiles:
         list[str] | None,
         typer.Option("--weights", metavar="NAME=FILE", help="Take a component's weights from FILE; repeatable."),
     ] = None
+    quant: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--quant",
+            metavar="NAME=TYPE",
+            help="Pack a component's weights while loading: transformer=q8_0, te=f8; commas, or repeatable.",
+        ),
+    ] = None
     diffusion_model: Annotated[
         str,
         typer.Option("--diffusion-model", metavar="FILE", hidden=True, help="The same as --weights diffusion=FILE."),
@@ -50,12 +58,13 @@ class WeightFiles:
 
     @property
     def are_named(self) -> bool:
-        """Whether any was."""
-        return bool(self.weights or any(self._aliases().values()))
+        """Whether any was, or types for what they have."""
+        return bool(self.weights or self.quant or any(self._aliases().values()))
 
     def words(self) -> list[str]:
         """The same options as they are typed."""
         named = [word for text in self.weights or () for word in ("--weights", text)]
+        named += [word for text in self.quant or () for word in ("--quant", text)]
         aliases = {
             "--diffusion-model" if name == "diffusion" else f"--{name}": file for name, file in self._aliases().items()
         }
@@ -83,6 +92,15 @@ class WeightFiles:
         if missing:
             raise UsageError(f"{missing[0]} is missing: name a safetensors or GGUF file that is there")
         return dict(found) or None
+
+    @property
+    def types(self) -> str | None:
+        """The types to pack in, as `dovetail.load_pipeline` takes them; raises UsageError for what is none."""
+        from ...quant.asked import read_quant
+
+        asked = ",".join(self.quant or ())
+        read_quant(asked)
+        return asked or None
 
     def _aliases(self) -> dict[str, str]:
         own = {"diffusion": self.diffusion_model, "vae": self.vae}

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ...compiler.devices.device import Device
     from ...pipelines.pipeline import CompiledPipeline
 
-_ORDER = ("loading", "planning", "conditioning", "reading", "sampling", "decoding", "writing")
+_ORDER = ("loading", "packing", "planning", "conditioning", "reading", "sampling", "decoding", "writing")
 
 
 def peaks_of(handle: CompiledPipeline) -> dict[str, int]:

@@ -19,9 +19,10 @@ import torch
 from torch import nn
 
 from ...compiler.checkpoints.index import WeightIndex
-from ...compiler.errors import DovetailError, WeightError
+from ...compiler.errors import DovetailError, UsageError, WeightError
 from ...conventions import libraries
 from ...conventions.hub import read_json
+from ...quant import Packing
 from ...runtime.store.origin import HOST, FileOrigin
 from ...runtime.store.origins import origins_of
 from ...runtime.store.reader import WeightReader
@@ -48,49 +49,56 @@ def build(
     reader: WeightReader | None = None,
     *,
     needs_files: bool = True,
+    packing: Packing | None = None,
 ) -> Built | None:
     """Builds the component in a folder, or returns None when its library must load it.
 
     ``given`` has its weights where they are not the folder's own. ``reader`` reads them: components that share one
     share its buffers, and what it knows of how much is read in all. Where files are not needed, and there are none, the
-    weights come from nowhere, and buffers are as they are constructed: enough for a plan.
+    weights come from nowhere, and buffers are as they are constructed: enough for a plan. With a ``packing``
+    weights are packed, and come from the packed file.
 
     Raises:
         WeightError: a file or the config is missing or damaged, or weights are missing or of another shape than needed.
+        UsageError: weights shall be packed that are already, or that its library must load.
     """
     cls = class_of(library, class_name)
     family = _family(cls)
     if cls is None or family is None:
-        _leave(folder, "no file of weights can be given to it", given, quietly=True)
+        _leave(folder, "no file of weights can be given to it", given, packing, quietly=True)
         return None
     read_json(folder / "config.json")  # raises where it is none
     index = given or find_index(folder, STEMS[family], variant, needs_files=needs_files)
     if index is None and not needs_files and not any(folder.glob("*.bin")):
-        return _without_files(family, cls, folder, dtype)
+        return _without_files(family, cls, folder, dtype, packing)
     if index is None:
-        _leave(folder, "it has no safetensors file", given)
+        _leave(folder, "it has no safetensors file", given, packing)
         return None
     make = _of_diffusers if family == "diffusers" else _of_transformers
     if isinstance(dtype, str):  # "auto"; transformers takes the dtype of the files by itself
         dtype = _stored_dtype(index) if family == "diffusers" else None
     module = _made(make, cls, folder, index, dtype)
     if module is None:
-        _leave(folder, "it is quantized", given)
+        _leave(folder, "it is quantized", given, packing)
         return None
     named = under_names_of(Wanted.of_module(module), index)
     if named is None:
-        _leave(folder, "its library recombines weights while loading", given)
+        _leave(folder, "its library recombines weights while loading", given, packing)
         return None
-    origins = origins_of(named, reader)
+    origins = origins_of(packing.packed(module, named) if packing else named, reader)
     _read_buffers(module.eval(), origins)
     return module, origins
 
 
-def _without_files(family: str, cls: Any, folder: Path, dtype: torch.dtype | str | None) -> Built | None:
+def _without_files(
+    family: str, cls: Any, folder: Path, dtype: torch.dtype | str | None, packing: Packing | None
+) -> Built | None:
     """A component of which there is but the config; of dtype float32 where none is named."""
     make = _of_diffusers if family == "diffusers" else _of_transformers
     module = _made(make, cls, folder, None, dtype if isinstance(dtype, torch.dtype) else torch.float32)
-    return None if module is None else (module.eval(), {})
+    if module is None:
+        return None
+    return module.eval(), origins_of(packing.planned(module)) if packing else {}
 
 
 def _made(
@@ -107,10 +115,20 @@ def _made(
         raise WeightError(f"{folder / 'config.json'} makes no {cls.__name__} ({said}): {way_out}") from error
 
 
-def _leave(folder: Path, why: str, given: WeightIndex | None, quietly: bool = False) -> None:
-    """Leaves a component to its library; raises WeightError when that would load other weights than those given."""
+def _leave(
+    folder: Path, why: str, given: WeightIndex | None, packing: Packing | None, *, quietly: bool = False
+) -> None:
+    """Leaves a component to its library, unless that would load other weights than those given, or unpacked ones.
+
+    Raises WeightError or UsageError then.
+    """
     if given is not None:
         raise WeightError(f"{given.where} cannot be loaded into {folder}: {why}: leave it out, or give another file")
+    if packing is not None:
+        raise UsageError(
+            f"quant: {folder} is loaded by its library and cannot be packed: {why}: leave out {packing.component}="
+            f"{packing.type_name.lower()}, or give a file of its weights (weights=…)"
+        )
     if not quietly:
         logger.warning("%s is loaded by its library, through host memory: %s", folder, why)
 

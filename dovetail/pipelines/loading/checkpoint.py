@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from ...compiler.checkpoints.index import WeightIndex
-from ...compiler.errors import WeightError
+from ...compiler.errors import UsageError, WeightError
 from ...conventions import libraries
 from ...conventions.dtypes import dtype_of
+from ...quant import Packing
 from ...runtime.store.origin import FileOrigin
 from ...runtime.store.reader import WeightReader
 from .building import Built, build, class_of
@@ -21,7 +22,13 @@ logger = logging.getLogger(__name__)
 
 
 def built_from(
-    checkpoint: WeightIndex, folder: Path, classes: Mapping[str, Any], dtypes: Any, *, needs_files: bool = True
+    checkpoint: WeightIndex,
+    folder: Path,
+    classes: Mapping[str, Any],
+    dtypes: Any,
+    packings: Mapping[str, Packing],
+    *,
+    needs_files: bool = True,
 ) -> dict[str, Built]:
     """The components whose weights a file has, without them, and where they lie in it.
 
@@ -33,6 +40,7 @@ def built_from(
         folder: has the components' configs.
         classes: library and class by component.
         dtypes: by component.
+        packings: how weights are packed while they are loaded, by component.
         needs_files: whether weights must be there.
 
     Raises WeightError for a file that has none of them, for a component that neither has, and where two components are
@@ -41,7 +49,8 @@ def built_from(
     reader, built, lacking = WeightReader(), {}, {}
     for name, (library, cls) in classes.items():
         if (folder / name / "config.json").is_file():
-            one = _build(checkpoint, folder, name, library, cls, dtype_of(dtypes, name), reader)
+            dtype, packing = dtype_of(dtypes, name), packings.get(name)
+            one = _build(checkpoint, folder, name, library, cls, dtype, reader, packing)
             if isinstance(one, WeightError):
                 lacking[name] = one
             elif one is not None:
@@ -61,16 +70,28 @@ def built_from(
 
 
 def _build(
-    checkpoint: WeightIndex, folder: Path, name: str, library: str, cls: str, dtype: Any, reader: WeightReader
+    checkpoint: WeightIndex,
+    folder: Path,
+    name: str,
+    library: str,
+    cls: str,
+    dtype: Any,
+    reader: WeightReader,
+    packing: Packing | None,
 ) -> Built | WeightError | None:
     """A component out of a file, or why the file does not have it."""
     try:
-        return build(library, cls, folder / name, None, dtype, checkpoint, reader)
+        return build(library, cls, folder / name, None, dtype, checkpoint, reader, packing=packing)
     except WeightError as error:
         whole = dtype if isinstance(dtype, torch.dtype) else None
         module = _encoder_in(checkpoint.where, class_of(library, cls), folder, name, whole)
         if module is None:
             return error
+        if packing is not None:
+            raise UsageError(
+                f"quant: {name} of {checkpoint.where} is loaded by diffusers and cannot be packed: leave out "
+                f"{name}={packing.type_name.lower()}, or give a file of its weights (weights=…): {error}"
+            ) from error
         logger.warning("%s of %s is loaded by diffusers, into host memory: %s", name, checkpoint.where, error)
         return module, {}
 

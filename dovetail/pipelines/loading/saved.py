@@ -26,9 +26,11 @@ from ...conventions.spellings import Budgets, Counts, Modes, Places, Shares, Til
 from ...lora.requested import Loras, check_mode, read_loras
 from ...passes.infra.base import Pass
 from ...passes.infra.manager import Callback
+from ...quant import Packing, Quant, read_quant
+from ...quant.asked import by_component, meant_by
 from ...runtime.store.reader import WeightReader
 from ...runtime.store.store import Origins
-from ...weights.ahead import read_ahead
+from ...weights.ahead import folders_in, read_ahead
 from ...weights.files import Given, open_weights
 from ..compile_pipeline import compile_opened
 from .building import STEMS, Built, build
@@ -50,6 +52,7 @@ def load_pipeline(
     pipeline_class: type[DiffusionPipeline] | None = None,
     components: Mapping[str, object] | None = None,
     weights: Mapping[str, Given] | None = None,
+    quant: Quant | None = None,
     params_backend: Places | None = None,
     split_mode: Modes | None = None,
     tensor_split: Shares | None = None,
@@ -97,6 +100,9 @@ def load_pipeline(
         weights: files of weights in place of a component's own, by its name or role: ``{"transformer":
             "flux1-dev-Q4_K_S.gguf"}``. Safetensors or GGUF, one or a list of parts, in diffusers' names or as the
             model's authors published them. GGUF's quantized types stay as they are.
+        quant: types in which weights are packed while they are loaded, by component or role:
+            ``"transformer=q8_0,te=f8"`` or a dict. What was packed is kept for the next start. The page on weights
+            lists the types.
         backend, params_backend, and all from split_mode to plans: as for ``compile_pipeline``.
 
     Returns:
@@ -110,7 +116,8 @@ def load_pipeline(
     check_mode(lora_apply_mode)
     pretrained = sorted_out(others)
     components = {**(components or {}), **pretrained.components}
-    read_ahead(source, variant, {*components, *(weights or {})})
+    packed = [one for name in read_quant(quant) for one in meant_by(name, folders_in(source))]
+    read_ahead(source, variant, {*components, *(weights or {}), *packed})
     hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
     loras = read_loras(lora)
     pipe, origins = open_pipeline(
@@ -120,6 +127,7 @@ def load_pipeline(
         pipeline_class=pipeline_class,
         components=components,
         weights=weights,
+        quant=quant,
         hub={**{name: value for name, value in hub.items() if value is not None}, **pretrained.hub},
         loading=pretrained.loading,
     )
@@ -158,6 +166,7 @@ def open_pipeline(
     pipeline_class: type[DiffusionPipeline] | None = None,
     components: Mapping[str, object] | None = None,
     weights: Mapping[str, Given] | None = None,
+    quant: Quant | None = None,
     hub: Mapping[str, Any] | None = None,
     loading: Mapping[str, Any] | None = None,
     checkpoint: WeightIndex | None = None,
@@ -192,12 +201,17 @@ def open_pipeline(
     parts_there = [name for name, value in listing.items() if isinstance(value, list)]
     named_class = None if "custom_pipeline" in (loading or {}) else getattr(diffusers, listing["_class_name"], None)
     _check_given(given, pipeline_class or named_class, parts_there)
-    named = _by_component(weights or {}, [name for name in own if _may_have_weights(folder / name)])
+    models = [name for name in own if _may_have_weights(folder / name)]
+    named = _by_component(weights or {}, models)
     indices = {name: open_weights(files) for name, files in named.items()}
     inside = {name: value for name, value in own.items() if name not in indices}
-    from_file = built_from(checkpoint, folder, inside, dtypes, needs_files=needs_files) if checkpoint else {}
+    left = _quantized((loading or {}).get("quantization_config"), own, models, named)
+    own = {name: value for name, value in own.items() if name not in left}
+    types = by_component(read_quant(quant), [name for name in models if name in own])
+    packings = {name: Packing(name, one, dry=not needs_files) for name, one in types.items()}
+    from_file = built_from(checkpoint, folder, inside, dtypes, packings, needs_files=needs_files) if checkpoint else {}
     rest = {name: value for name, value in own.items() if name not in from_file}
-    built = {**from_file, **_build_all(folder, variant, dtypes, rest, indices, needs_files)}
+    built = {**from_file, **_build_all(folder, variant, dtypes, rest, indices, packings, needs_files)}
     parts = {**{name: module for name, (module, _) in built.items()}, **given}
     origins: dict[str, Origins] = {name: found for name, (_, found) in built.items() if found}
     known = {"dtype": without_auto(dtypes), **(loading or {}), **parts}
@@ -215,6 +229,19 @@ def _check_given(given: Mapping[str, Any], cls: Any, classes: Sequence[str]) -> 
         near = difflib.get_close_matches(wrong[0], [*classes, *options], n=1)
         hint = f", did you mean {near[0]}?" if near else "."
         raise UsageError(f"{cls.__name__} has no {', '.join(wrong)}{hint} There are: {', '.join(sorted(classes))}")
+
+
+def _quantized(config: Any, own: Mapping[str, Any], models: Sequence[str], named: Mapping[str, Given]) -> list[str]:
+    """The components that their libraries quantize while they load them; raises UsageError where files are theirs."""
+    if config is None:
+        return []
+    found = [name for name in models if libraries.is_quantized_by(config, own[name][0], name)]
+    for name in found:
+        if name in named:
+            raise UsageError(
+                f"weights: {name} is quantized by quantization_config, out of its own files: leave one of the two out"
+            )
+    return found
 
 
 def _may_have_weights(home: Path) -> bool:
@@ -253,6 +280,7 @@ def _build_all(
     dtypes: Any,
     classes: Mapping[str, Any],
     indices: Mapping[str, WeightIndex],
+    packings: Mapping[str, Packing],
     needs_files: bool,
 ) -> dict[str, Built]:
     built: dict[str, Built] = {}
@@ -265,7 +293,7 @@ def _build_all(
             continue
         one = build(
             library, cls, folder / name, variant, dtype_of(dtypes, name), indices.get(name), reader,
-            needs_files=needs_files,
+            needs_files=needs_files, packing=packings.get(name),
         )  # fmt: skip
         if one is not None:
             built[name] = one
@@ -293,10 +321,11 @@ def _class_in(listing: Mapping[str, Any], cls: Any) -> Any:
 
 
 def _assemble(cls: Any, folder: Path, variant: str | None, known: Mapping[str, Any]) -> Any:
+    others = (RuntimeError, ImportError) if "quantization_config" in known else ()  # a missing GPU, a missing package
     try:
         with libraries.quiet_assembly():
             return cls.from_pretrained(folder, variant=variant, local_files_only=True, **known)
-    except (OSError, ValueError, AttributeError) as error:  # the last for a class that this diffusers has not
+    except (OSError, ValueError, AttributeError, *others) as error:  # the third for a class that this diffusers has not
         why = _missing_class(cls, folder, known) or (str(error).splitlines() or [""])[0]
         raise WeightError(f"diffusers cannot load {folder}: {why}") from error
 

@@ -18,6 +18,7 @@ from ...conventions.hub import INDEX, configs_of, read_index
 from ...conventions.pretrained import sorted_out
 from ...conventions.quiet_imports import without_notices
 from ...conventions.spellings import Places
+from ...quant import Quant
 from ...runtime.store.store import Origins
 from ...weights.files import Given, open_weights
 from ..compile_pipeline import compile_opened, compile_pipeline
@@ -42,6 +43,7 @@ def load_single_file(
     pipeline_class: type[DiffusionPipeline] | None = None,
     components: Mapping[str, object] | None = None,
     weights: Mapping[str, Given] | None = None,
+    quant: Quant | None = None,
     revision: str | None = None,
     token: str | bool | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
@@ -59,8 +61,8 @@ def load_single_file(
         backend: devices, as for ``compile_pipeline``.
         config: a folder of a pipeline of this kind, or its name on the Hub: of it come the configs, tokenizers and the
             scheduler. Left out, it is asked of the Hub, by what the names in the file resemble.
-        dtype, torch_dtype, pipeline_class, components, weights, revision, token, cache_dir, local_files_only: as for
-            ``load_pipeline``.
+        dtype, torch_dtype, pipeline_class, components, weights, quant, revision, token, cache_dir, local_files_only: as
+            for ``load_pipeline``.
         others: the other arguments of ``compile_pipeline``; components by name, ``vae=…``.
 
     Returns:
@@ -84,6 +86,7 @@ def load_single_file(
         pipeline_class=pipeline_class,
         components={**(components or {}), **pretrained.components},
         weights=weights,
+        quant=quant,
         loading=pretrained.loading,
     )
     return compile_opened(pipe, origins, backend=backend, **placing)

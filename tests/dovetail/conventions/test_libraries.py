@@ -22,6 +22,7 @@ DOVETAIL = Path(libraries.__file__).parent
 PRIVATE = (
     "_fix_state_dict_keys_on_load",
     "_keep_in_fp32_modules",
+    "_skip_layerwise_casting_patterns",
     "SINGLE_FILE_LOADABLE_CLASSES",
     "infer_diffusers_model_type",
     "DIFFUSERS_DEFAULT_PIPELINE_PATHS",
@@ -310,3 +311,18 @@ def test_accelerate_is_asked_before_it_hooks_a_module() -> None:
         hooks.add_hook_to_module = big_modeling.add_hook_to_module = before
     assert asked
     assert set(asked) == {layer}
+
+
+def test_layerwise_casting_says_which_classes_it_casts_and_what_it_skips() -> None:
+    model = diffusers.AutoencoderKL()
+    classes, skipped = libraries.layerwise_casting(model)
+    assert {torch.nn.Linear, torch.nn.Conv2d, torch.nn.Embedding} <= set(classes), VERSIONS
+    assert {"norm", "pos_embed"} <= set(skipped)
+
+
+def test_a_config_of_quantization_says_which_components_it_is_for() -> None:
+    config = diffusers.PipelineQuantizationConfig(
+        quant_mapping={"transformer": diffusers.BitsAndBytesConfig(load_in_8bit=True)}
+    )
+    assert libraries.is_quantized_by(config, "diffusers", "transformer"), VERSIONS
+    assert not libraries.is_quantized_by(config, "transformers", "text_encoder")

@@ -51,6 +51,7 @@ def test_the_documentation_has_the_table() -> None:
 def test_named_arguments_of_load_pipeline_are_those_that_the_table_says_are_taken() -> None:
     ours = inspect.signature(dovetail.load_pipeline).parameters
     both = {"use_safetensors", "low_cpu_mem_usage", "custom_pipeline", "custom_revision", "trust_remote_code"}
+    both |= {"quantization_config"}
     assert TAKEN.keys() - ours.keys() - both == {
         "pretrained_model_name_or_path", "pretrained_model_link_or_path", "force_download", "config", "kwargs",
     }  # fmt: skip
