@@ -31,7 +31,7 @@ from torch.fx import Node
 
 from ..compiler.devices.device import Device
 from ..compiler.ir.ops import RESHARD, TRANSFER
-from ..compiler.ir.program import IN_PARTS, Program, tensors_of, weight_name
+from ..compiler.ir.program import IN_PARTS, Program, placement_of, tensors_of, weight_name
 from ..compiler.ir.schedule import (
     Allocate,
     Await,
@@ -74,9 +74,11 @@ def turns_of(program: Program, schedule: Schedule) -> Turns | None:
     """The instructions of each device; None for a schedule that one thread issues.
 
     That is one whose devices work one after another, which brings weights in a call, or has sizes that are not known.
+    So is a row split, whose main device computes all but products: to hand each of these over takes longer than to
+    launch it.
     """
     in_parts = IN_PARTS in program.facts
-    if program.symbols or not (program.is_grouped or in_parts):
+    if program.symbols or not (in_parts or _is_shared_out(program)):
         return None
     if any(isinstance(one, Load) and one.lifetime is not Lifetime.PROGRAM for one in schedule):
         return None
@@ -90,6 +92,12 @@ def turns_of(program: Program, schedule: Schedule) -> Turns | None:
     for number, device, waits in placed:
         found[device].append(Turn(number, waits, tuple(awaited[number])))
     return found
+
+
+def _is_shared_out(program: Program) -> bool:
+    """Whether several devices run half of the operations, or more."""
+    groups = [placement_of(node).group for node in program.ops() if node.target not in (RESHARD, TRANSFER)]
+    return 2 * sum(len(group) > 1 for group in groups) >= len(groups)
 
 
 def is_observed() -> bool:

@@ -164,8 +164,12 @@ def test_a_thread_goes_by_the_streams_of_its_caller(compiled: dovetail.CompiledM
     assert seen == [own]
 
 
-@pytest.mark.parametrize("options", [{"split_mode": "layer"}, {"split_mode": "tensor", "params_backend": "cpu"}])
-def test_devices_that_take_turns_or_bring_weights_are_issued_to_by_one_thread(options: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "options", [{"split_mode": "layer"}, {"split_mode": "row"}, {"split_mode": "tensor", "params_backend": "cpu"}]
+)
+def test_devices_that_take_turns_help_with_products_or_bring_weights_are_issued_to_by_one_thread(
+    options: dict[str, str],
+) -> None:
     one = dovetail.compile(model(), (X,), backend=DEVICES, **options)
     assert one.schedule is not None
     assert turns_of(one.program, one.schedule) is None
