@@ -72,14 +72,14 @@ class Worker:
         return data
 
 
-def _float8(numbers: NDArray[np.float32], through: torch.dtype) -> NDArray[np.uint8]:
-    """Rows of numbers as 8-bit floats, in two roundings, as diffusers' layerwise casting makes them.
+def _float8(numbers: NDArray[np.float32], dtype: torch.dtype) -> NDArray[np.uint8]:
+    """Rows of numbers as 8-bit floats, rounded to a dtype before, as diffusers' layerwise casting makes them.
 
     Numbers beyond the largest one, 448, become that.
     """
     if not np.isfinite(numbers).all():
         raise WeightError(f"it holds numbers that are not finite, which {FLOAT8} does not keep: load it as it is")
-    packed = torch.from_numpy(numbers).to(through).to(torch.float8_e4m3fn)
+    packed = torch.from_numpy(numbers).to(dtype).to(torch.float8_e4m3fn)
     return packed.view(torch.uint8).numpy()
 
 

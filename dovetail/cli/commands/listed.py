@@ -24,7 +24,6 @@ from ..options.shared import Where
 from ..options.source import Source
 from ..options.subject import find_pipeline, whole
 from ..options.weights import WeightFiles
-from ..output.picture import FPS, save_frames
 from ..output.progress import planning_shown, progress, tell
 from ..output.results import print_json
 
@@ -208,6 +207,7 @@ class Listed:
     def _save(self, line: Line, pictures: list[Image.Image], most: int) -> list[Path]:
         """Writes the picture of a line, and prints its file for another program."""
         from ...jobs.bulk.record import named
+        from ..output.picture import FPS, save_frames
 
         files = save_frames(pictures, named(self.output, line.number, most), self.painting.fps or FPS)
         if not self.json and not sys.stdout.isatty():
