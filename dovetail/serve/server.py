@@ -27,7 +27,7 @@ def served_by(painters: Sequence[Painter], about: About, settings: Settings) -> 
     """A server, as its routes see it.
 
     Args:
-        painters: what paints; each has one job at a time.
+        painters: what paints; each has one job at a time, and one that several processes stand behind comes as often.
         about: what they paint.
         settings: those of the server.
     """
@@ -36,7 +36,7 @@ def served_by(painters: Sequence[Painter], about: About, settings: Settings) -> 
         settings=settings,
         about=about,
         queue=Queue(painters, settings.waiting, measures, settings.batch),
-        painters=painters,
+        painters=list(dict.fromkeys(painters)),
         kept=KeptPictures(settings.kept, settings.kept_bytes),
         measures=measures,
     )

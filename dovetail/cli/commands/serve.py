@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,13 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...compiler.errors import DovetailError, UsageError
+from ...compiler.printable import printable
+from ..options.bulk import count_of
 from ..options.shared import Debug, Dtype, Where
 from ..options.source import Source
 from ..options.subject import Whole
 from ..options.weights import WeightFiles
 
 if TYPE_CHECKING:
-    from ...jobs.runner import Opening
+    from ...jobs.about import About
+    from ...jobs.runner import Opening, Painter
     from ...serve.work.settings import Settings
 
 LISTENING, BOUNDS = "Who may ask", "How much they may ask for"
@@ -76,6 +81,9 @@ class Allowed:
     max_pixels: Annotated[int, _most("--max-pixels", help="Pixels of a picture.", min=1, max=2**30)] = 2048 * 2048
     max_steps: Annotated[int, _most("--max-steps", help="Steps of a picture.", min=1, max=10_000)] = 200
     max_count: Annotated[int, _most("--max-count", help="Pictures of a job.", min=1, max=1000)] = 16
+    replicas: Annotated[
+        str, _most("--replicas", metavar="N|auto", help="Processes that paint, each with a whole copy on its devices.")
+    ] = ""
     keep: Annotated[float, _most("--keep", help="Seconds that pictures with an address are kept.", min=1, max=1e6)] = (
         3600.0
     )
@@ -104,9 +112,10 @@ def serve(
     check_installed()
     from ...jobs.runner import Opening
 
+    count_of(allowed.replicas)
     settings = _settings(listening, allowed, model)
     opening = Opening(model, where, source, weights, dtype, scheduler, lora_model_dir, threads)
-    _serve(opening, settings)
+    _serve(opening, settings, allowed.replicas)
 
 
 def check_installed() -> None:
@@ -140,18 +149,37 @@ def _settings(listening: Listening, allowed: Allowed, model: str) -> Settings:
     return settings
 
 
-def _serve(opening: Opening, settings: Settings) -> None:
+def _serve(opening: Opening, settings: Settings, replicas: str) -> None:
     """Loads the pipeline, and serves until a signal asks this process to end."""
-    from ...jobs.runner import Runner
     from ...serve.app import application
     from ...serve.server import address_of, bound, run, served_by
-    from ..output.progress import progress
 
-    with bound(settings) as listening:
-        with progress("loading the pipeline"):
-            runner = Runner(opening, settings.bounds)
-            runner.prepare()
-        served, address = served_by([runner], runner.about(), settings), address_of(listening)
+    with bound(settings) as listening, _painting(opening, settings, replicas) as (painters, about):
+        served, address = served_by(painters, about, settings), address_of(listening)
         key = "; clients send the key" if settings.key else ""
         print(f"{settings.model} is served at {address} (OpenAI: {address}/v1){key}", file=sys.stderr, flush=True)
         run(application(served), served, listening)
+
+
+@contextmanager
+def _painting(opening: Opening, settings: Settings, replicas: str) -> Iterator[tuple[list[Painter], About]]:
+    """What paints while the server runs: this process, or as many replicas as were asked for."""
+    from ...jobs.about import about
+    from ...jobs.runner import Runner
+    from ..output.progress import progress
+
+    if not replicas:
+        with progress("loading the pipeline"):
+            runner = Runner(opening, settings.bounds)
+            runner.prepare()
+        yield [runner], runner.about()
+        return
+    from ...jobs.replicas import Replicas
+    from ...jobs.replicas.openings import openings
+
+    each = openings(opening, count_of(replicas), {})
+    pool = Replicas(each, settings.bounds, prepares=True, told=lambda line: print(printable(line), file=sys.stderr))
+    with ExitStack() as stack:
+        with progress(f"starting {len(each)} replicas"):
+            stack.enter_context(pool)
+        yield [pool] * len(each), about(opening.pipeline(), list(opening.shelf().files), opening.scheduler)

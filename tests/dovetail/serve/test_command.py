@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
@@ -27,6 +29,7 @@ from dovetail.serve.work.settings import Settings
         (("/nowhere",), "there is no folder /nowhere"),
         (("--lora-model-dir", "/nowhere"), "there is no folder /nowhere"),
         (("--max-steps", "0"), "--max-steps"),
+        (("--replicas", "0"), "--replicas 0 is no number of processes"),
     ],
 )
 def test_what_is_typed_wrongly_is_one_error_before_anything_is_loaded(words: tuple[str, ...], message: str) -> None:
@@ -70,3 +73,33 @@ def test_the_demo_is_served_until_a_signal_ends_it(tmp_path: Path) -> None:
         assert process.wait(30) == 0
         assert process.stderr.read() == ""
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_replica_that_is_killed_is_replaced_and_no_answer_is_lost(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dovetail", "serve", "--port", "0", "--replicas", "2", "--backend", "sim0+sim1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        assert process.stderr is not None
+        found = next(filter(None, (re.search(r"at (http://\S+) ", line) for line in process.stderr)))
+        replicas = [int(one) for one in children_of(process.pid)]
+        body = {"prompt": "a red circle", "seed": 7, "size": "32x32"}
+        with ThreadPoolExecutor(6) as clients:
+            asked = [clients.submit(httpx2.post, f"{found[1]}/v1/images/generations", json=body, timeout=120)]
+            asked[0].result()
+            asked += [
+                clients.submit(httpx2.post, f"{found[1]}/v1/images/generations", json=body, timeout=120)
+                for _ in range(6)
+            ]
+            os.kill(replicas[0], signal.SIGKILL)
+        pictures = {one.result().json()["data"][0]["b64_json"] for one in asked}
+        assert len(pictures) == 1
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert "another one takes its place" in process.stderr.read()
+
+
+def children_of(parent: int) -> list[str]:
+    """The replicas of a process."""
+    listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(None, 2) for line in listed.splitlines()]
+    return [pid for pid, ppid, args in rows if ppid == str(parent) and "replicas" in args]
