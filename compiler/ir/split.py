@@ -131,7 +131,9 @@ def first_reader(transfer: Node) -> Node:
 
 def assembles(node: Node) -> bool:
     """Whether a node puts together what devices have of its result, of what they have of its operand."""
-    return node.target is RESHARD and (split_of(node) or split_of(source_of(node))) is not None
+    if node.target is not RESHARD:
+        return False
+    return isinstance(state_of(node), Parted) or isinstance(state_of(source_of(node)), Parted)
 
 
 def is_late(program: Program, made: Node) -> bool:
@@ -147,13 +149,16 @@ def is_late(program: Program, made: Node) -> bool:
 
 def landings_of(transfer: Node, source: Device, target: Device) -> tuple[Landing, ...]:
     """The boxes that a device sends to another, or to itself, of what a reshard puts together."""
-    value, group = source_of(transfer), placement_of(transfer).group
-    senders_of, states = placement_of(value).group, (state_of(value), state_of(transfer))
-    if source not in senders_of or target not in group or isinstance(states[0], Halo):
+    value = source_of(transfer)
+    senders_of, group = placement_of(value).group, placement_of(transfer).group
+    if source not in senders_of or target not in group:
         return ()
-    if not split_of(value) and source != (target if target in senders_of else senders_of[0]):
+    given = state_of(value)
+    if isinstance(given, Halo):
         return ()
-    return landings(*states, senders_of.index(source), group.index(target))
+    if not isinstance(given, Parted) and source != (target if target in senders_of else senders_of[0]):
+        return ()
+    return landings(given, state_of(transfer), senders_of.index(source), group.index(target))
 
 
 def zeros_on(node: Node, device: Device) -> tuple[Box, ...]:
