@@ -93,10 +93,10 @@ def _cut(target: Sequence[Device], count: int) -> list[tuple[Device, ...]]:
     cards = [one for one in target if not one.is_host]
     size = len(cards) // count
     if not size:
-        there = f"{len(cards)} ({' & '.join(map(str, cards))})"
+        there, enough = f"{len(cards)} ({' & '.join(map(str, cards))})", "+".join(f"sim{one}" for one in range(count))
         raise UsageError(
             f"{count} replicas need a device each, and there {'is' if len(cards) == 1 else 'are'} {there}: give "
-            f"--replicas {len(cards)}, or name as many in --backend, as in sim0+sim1"
+            f"--replicas {len(cards)}, or name as many in --backend, as in {enough}"
         )
     hosts = tuple(one for one in target if one.is_host)
     return [(*cards[index * size : (index + 1) * size], *hosts) for index in range(count)]

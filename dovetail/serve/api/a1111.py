@@ -127,22 +127,28 @@ async def _answer(served: Served, request: Request, asked: Asked) -> Response:
 def _info(served: Served, ticket: Ticket) -> dict[str, Any]:
     """What the web UI says of pictures; the sampler is the one that painted, whatever was asked for."""
     job, seeds = ticket.job, list(ticket.job.seeds)
-    told = f"{job.prompt}\nNegative prompt: {job.negative_prompt or ''}\n" + ", ".join(
-        f"{name}: {value}"
-        for name, value in (
-            ("Steps", ticket.steps // job.count), ("Sampler", served.about.sampler),
-            ("CFG scale", job.cfg_scale), ("Seed", job.seed), ("Size", "x".join(map(str, ticket.size))),
-            ("Model", served.settings.model),
-        )
-        if value is not None
-    )  # fmt: skip
+    told = [_told(served, ticket, seed) for seed in seeds]
     return {
         "prompt": job.prompt, "all_prompts": [job.prompt] * job.count, "negative_prompt": job.negative_prompt or "",
         "seed": job.seed, "all_seeds": seeds, "width": ticket.size[0], "height": ticket.size[1],
         "sampler_name": served.about.sampler, "cfg_scale": job.cfg_scale,
-        "steps": ticket.steps // job.count, "batch_size": job.count, "sd_model_name": served.settings.model,
-        "infotexts": [told] * job.count, "job_timestamp": time.strftime("%Y%m%d%H%M%S"),
+        "steps": job.steps or ticket.steps // job.count, "batch_size": job.count,
+        "sd_model_name": served.settings.model, "infotexts": told, "job_timestamp": time.strftime("%Y%m%d%H%M%S"),
     }  # fmt: skip
+
+
+def _told(served: Served, ticket: Ticket, seed: int) -> str:
+    """What clients write into the file of a picture, so that it can be painted again."""
+    job = ticket.job
+    return f"{job.prompt}\nNegative prompt: {job.negative_prompt or ''}\n" + ", ".join(
+        f"{name}: {value}"
+        for name, value in (
+            ("Steps", job.steps or ticket.steps // job.count), ("Sampler", served.about.sampler),
+            ("CFG scale", job.cfg_scale), ("Seed", seed), ("Size", "x".join(map(str, ticket.size))),
+            ("Model", served.settings.model), ("Denoising strength", job.strength),
+        )
+        if value is not None
+    )  # fmt: skip
 
 
 def _progress(served: Served, *, with_picture: bool) -> dict[str, Any]:

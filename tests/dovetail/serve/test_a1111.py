@@ -48,6 +48,7 @@ def test_pictures_of_a_text_with_the_seeds_that_painted_them(client: TestClient,
     assert [opened(one).getpixel((0, 0)) for one in answer["images"]] == [(11, 0, 0), (12, 0, 0)]
     info = json.loads(answer["info"])
     assert (info["seed"], info["all_seeds"], info["sampler_name"]) == (11, [11, 12], "TestScheduler")
+    assert [f"Seed: {seed}," in told for seed, told in zip((11, 12), info["infotexts"], strict=True)] == [True, True]
     assert brush.painted[-1] == Job("a circle", "blue", 32, 16, 3, None, 7.0, 11, (("blue", 0.5),), count=2)
 
 
