@@ -36,7 +36,7 @@ def served_by(painters: Sequence[Painter], about: About, settings: Settings) -> 
         settings=settings,
         about=about,
         queue=Queue(painters, settings.waiting, measures, settings.batch),
-        painters=list(dict.fromkeys(painters)),
+        painters=list({id(one): one for one in painters}.values()),
         kept=KeptPictures(settings.kept, settings.kept_bytes),
         measures=measures,
     )
