@@ -22,7 +22,7 @@ from dovetail.serve.server import Server, address_of, bound
 from dovetail.serve.work.settings import Settings
 
 
-@dataclass
+@dataclass(eq=False)
 class Brush:
     """Paints a picture whose colour is its seed; ``gate`` holds it before each step, ``refuse`` and ``fail`` raise."""
 
