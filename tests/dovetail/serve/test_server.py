@@ -122,6 +122,23 @@ def test_a_body_that_comes_too_slowly_is_not_waited_for() -> None:
             assert slow.recv(100).startswith(b"HTTP/1.1 408")
 
 
+@pytest.mark.parametrize("seconds", [0.3, 60])
+def test_bodies_that_do_not_end_have_a_bound_in_all_and_make_room_however_they_end(seconds: float) -> None:
+    with running(served_by([Brush()], bodies=1000, seconds=seconds)) as address:
+        place, body = urlsplit(address), json.dumps({"prompt": "a" * 400}).encode()
+        ask = lambda: httpx2.post(f"{address}/api/generate", content=body, headers={"Content-Type": "application/json"})  # noqa: E731
+        head = f"POST /api/generate HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Type: application/json\r\n"
+        with socket.create_connection((place.hostname, place.port), timeout=10) as slow:
+            slow.sendall(f"{head}Content-Length: 900\r\n\r\n".encode() + b" " * 800)
+            time.sleep(0.1)
+            full = ask()
+            assert (full.status_code, full.headers["retry-after"]) == (503, "10")
+            if seconds < 1:
+                assert slow.recv(100).startswith(b"HTTP/1.1 408")
+        wait(lambda: ask().status_code == 200)
+        assert [ask().status_code for _ in range(3)] == [200] * 3
+
+
 def test_what_nobody_foresaw_is_told_without_its_words() -> None:
     def fail(job: Job) -> None:
         raise RuntimeError("secret /root/path")
