@@ -206,5 +206,9 @@ class NotHereError(CallError):
     """What was called was compiled for devices or weights that this machine does not have."""
 
 
+class AdapterError(DovetailError):
+    """A LoRA cannot be put on a pipeline that was asked for by its name on a list; no path is told of it."""
+
+
 class ExecutionError(DovetailError):
     """An operation failed while a compiled module was running."""

@@ -18,11 +18,12 @@ from dovetail.jobs.runner import OnStep, Painter
 from dovetail.serve import server
 from dovetail.serve.api.served import Served
 from dovetail.serve.app import application
+from dovetail.serve.guard.connections import connections
 from dovetail.serve.server import Server, address_of, bound
 from dovetail.serve.work.settings import Settings
 
 
-@dataclass
+@dataclass(eq=False)
 class Brush:
     """Paints a picture whose colour is its seed; ``gate`` holds it before each step, ``refuse`` and ``fail`` raise."""
 
@@ -65,7 +66,7 @@ def served_by(painters: Sequence[Painter], **settings: Any) -> Served:
 def running(served: Served) -> Iterator[str]:
     """A server at a port of its own; gives its address."""
     with bound(served.settings) as listening:
-        made = Server(application(served), served.queue.close)
+        made = Server(application(served), served.queue.close, connections(served.settings.head))
         thread = threading.Thread(target=made.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         try:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..compiler.errors import UsageError
+from ..compiler.errors import AdapterError, UsageError
+from ..compiler.printable import printable
 from ..lora.requested import Lora
 from ..pipelines.loras import apply_loras
 
 if TYPE_CHECKING:
     from ..pipelines.pipeline import CompiledPipeline
+
+logger = logging.getLogger(__name__)
 
 Wanted = tuple[tuple[str, float], ...]
 """Names of LoRAs, each with its scale."""
@@ -47,13 +51,31 @@ class Shelf:
 
     @contextlib.contextmanager
     def applied(self, handle: CompiledPipeline, wanted: Wanted) -> Iterator[None]:
-        """Has these LoRAs, and no others, be on a pipeline meanwhile; they stay until others are asked for."""
+        """Has these LoRAs, and no others, be on a pipeline meanwhile; they stay until others are asked for.
+
+        Raises UsageError for a name that is not on the list, and AdapterError where a file of the list is no use.
+        """
         loras = self.found(wanted)
         if wanted != self._now:
             self._take_off(handle)
-            apply_loras(handle, loras)
+            with self._without_places(wanted):
+                apply_loras(handle, loras)
             self._now = wanted
         yield
+
+    @contextlib.contextmanager
+    def _without_places(self, wanted: Wanted) -> Iterator[None]:
+        """Says of a LoRA whose file is no use its name alone to who asked for that, and the file to the log."""
+        try:
+            yield
+        except UsageError as error:
+            at_fault = [name for name, _ in wanted if printable(str(self.files[name])) in str(error)]
+            if not at_fault:
+                raise
+            logger.warning("a LoRA cannot be applied: %s", error)
+            raise AdapterError(
+                f"the LoRA {at_fault[0]} cannot be applied: it is damaged, or made for another model; the log says more"
+            ) from error
 
     def _take_off(self, handle: CompiledPipeline) -> None:
         pipe = handle.pipe

@@ -38,12 +38,20 @@ def _opened(data: bytes, parameter: str, name: str, bounds: Bounds) -> Image.Ima
 
 def _check_size(data: bytes, name: str, bounds: Bounds) -> None:
     """Raises UsageError for a picture of too many pixels, by its head alone."""
-    from PIL import Image
-
-    with Image.open(io.BytesIO(data), formats=KINDS) as picture:
-        width, height = picture.size
+    width, height = size_in_head(data, f"the {name} that was sent")
     if max(width, height) > bounds.side or width * height > bounds.pixels:
         raise UsageError(
             f"the {name} that was sent has {width} x {height} pixels, and may have {bounds.side} on a side and "
             f"{bounds.pixels} in all"
         )
+
+
+def size_in_head(data: bytes, name: str) -> tuple[int, int]:
+    """Width and height of a picture, by its head alone; raises UsageError for so many pixels that Pillow refuses it."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(data), formats=KINDS) as picture:
+            return picture.size
+    except Image.DecompressionBombError as error:
+        raise UsageError(f"{name} has far more pixels than a picture may have: send a smaller one") from error

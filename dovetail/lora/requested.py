@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import re
@@ -16,6 +15,8 @@ from ..conventions.checked import PATH
 
 MODES = ("auto", "immediately", "at_runtime")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?", re.IGNORECASE)
+"""Python reads more as a number: underscores in it, and digits of other scripts."""
 _IN_PROMPT = re.compile(r"<lora:([^<>]+)>")
 
 
@@ -45,7 +46,7 @@ class Lora:
         name, colon, tail = spelled.rpartition(":")
         if not colon or (_found(spelled, folder) and not _found(name, folder)):
             return cls(_place(spelled, folder))
-        scale = _number(tail)
+        scale = scale_of(tail)
         if scale is None or not name:
             raise UsageError(f"cannot read LoRA {spelled!r}: {tail!r} is no scale: write NAME:SCALE, as in style:0.8")
         return cls(_place(name, folder), scale)
@@ -60,10 +61,15 @@ Loras: TypeAlias = "str | os.PathLike[str] | Lora | Sequence[str | os.PathLike[s
 """One LoRA or several: ``"NAME:SCALE"``, a path, or a Lora."""
 
 
-def _number(text: str) -> float | None:
-    with contextlib.suppress(ValueError):
-        return number if math.isfinite(number := float(text)) else None
-    return None
+def scale_of(text: str) -> float | None:
+    """The finite number that a text is, of plain digits; None of any other text.
+
+    >>> scale_of("0.8"), scale_of("1_0")
+    (0.8, None)
+    """
+    if _NUMBER.fullmatch(text.strip()) is None:
+        return None
+    return number if math.isfinite(number := float(text)) else None
 
 
 def _found(name: str, folder: str | os.PathLike[str] | None) -> Path | None:

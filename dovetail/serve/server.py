@@ -14,6 +14,7 @@ from ..compiler.errors import UsageError
 from ..jobs.about import About
 from ..jobs.runner import Painter
 from .api.served import Served
+from .guard.connections import Connection, connections
 from .work.kept import KeptPictures
 from .work.measures import Measures
 from .work.queue import Queue
@@ -21,6 +22,8 @@ from .work.settings import Settings
 
 _KEEP_ALIVE, _CONNECTIONS, _BACKLOG = 20, 512, 256
 """Seconds that a connection may be idle, how many there may be, and how many may wait to be taken."""
+_FORCED = 5.0
+"""Seconds for what is painted to end, within a step, where the server is not to wait for it."""
 
 
 def served_by(painters: Sequence[Painter], about: About, settings: Settings) -> Served:
@@ -43,13 +46,17 @@ def served_by(painters: Sequence[Painter], about: About, settings: Settings) -> 
 
 
 class Server(uvicorn.Server):
-    """Serves an application; once it is asked to end it calls ``closing``, and ends when all answers are given."""
+    """Serves an application; once it is asked to end it calls ``closing``, and ends when all answers are given.
 
-    def __init__(self, app: ASGIApp, closing: Callable[[], None]) -> None:
+    A second signal ends it at once. Connections are of the kind ``connection``.
+    """
+
+    def __init__(self, app: ASGIApp, closing: Callable[[], None], connection: type[Connection] = Connection) -> None:
         super().__init__(
             uvicorn.Config(
-                app, http="h11", ws="none", lifespan="off", log_level="warning", access_log=False, server_header=False,
-                proxy_headers=False, timeout_keep_alive=_KEEP_ALIVE, limit_concurrency=_CONNECTIONS,
+                app, http=connection, ws="none", lifespan="off", log_level="warning", access_log=False,
+                server_header=False, proxy_headers=False, timeout_keep_alive=_KEEP_ALIVE,
+                limit_concurrency=_CONNECTIONS,
             )
         )  # fmt: skip
         self._closing = closing
@@ -61,16 +68,24 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begins nothing new: a signal has come."""
+        """Begins nothing new: a signal has come; waits for nothing any more: a second one has."""
+        self.force_exit = self.force_exit or self.should_exit
         super().handle_exit(sig, frame)
         self._captured_signals.clear()  # the command ends as one that did what it was asked
         self.end()
+        if self.force_exit and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._hang_up)
 
     def end(self) -> None:
         """Asks it to end; from any thread."""
         self.should_exit = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._closing)
+
+    def _hang_up(self) -> None:
+        """Closes all connections, whose jobs end as those of clients that hang up."""
+        for one in list(self.server_state.connections):
+            one.transport.abort()
 
 
 def bound(settings: Settings) -> socket.socket:
@@ -94,7 +109,8 @@ def address_of(listening: socket.socket) -> str:
 
 
 def run(app: ASGIApp, served: Served, listening: socket.socket) -> None:
-    """Serves until a signal asks it to end; what is painted then is finished first."""
-    Server(app, served.queue.close).run(sockets=[listening])
+    """Serves until a signal asks it to end; what is painted then is finished first, unless a second signal comes."""
+    server = Server(app, served.queue.close, connections(served.settings.head))
+    server.run(sockets=[listening])
     served.queue.close()
-    served.queue.join()
+    served.queue.join(_FORCED if server.force_exit else None)

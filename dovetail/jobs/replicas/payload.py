@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...compiler.errors import CallError, DoesNotFitError, DovetailError, NotHereError, UsageError, WeightError
+from ...compiler.errors import (
+    AdapterError,
+    CallError,
+    DoesNotFitError,
+    DovetailError,
+    NotHereError,
+    UsageError,
+    WeightError,
+)
 
 if TYPE_CHECKING:
     import torch
     from PIL import Image
 
 _KINDS: Mapping[str, type[DovetailError]] = {
-    one.__name__: one for one in (UsageError, DoesNotFitError, NotHereError, CallError, WeightError, DovetailError)
+    one.__name__: one
+    for one in (UsageError, DoesNotFitError, NotHereError, CallError, WeightError, AdapterError, DovetailError)
 }
 _OUT_OF_MEMORY = "OutOfMemoryError"
 

@@ -9,7 +9,7 @@ import re
 
 from ...compiler.errors import UsageError
 from ...jobs.bounds import Bounds
-from ...jobs.pictures import KINDS
+from ...jobs.pictures import KINDS, size_in_head
 
 _DATA = re.compile(r"data:image/[a-z.+-]{1,20};base64,", re.IGNORECASE)
 
@@ -47,9 +47,10 @@ def transparent_part(data: bytes, bounds: Bounds) -> bytes | None:
     from PIL import Image, ImageOps
 
     try:
+        width, height = size_in_head(data, "a picture that was sent")
+        if width * height > bounds.pixels:
+            raise UsageError(f"a picture has {width} x {height} pixels: send a smaller one")
         with Image.open(io.BytesIO(data), formats=KINDS) as picture:
-            if picture.width * picture.height > bounds.pixels:
-                raise UsageError(f"a picture has {picture.width} x {picture.height} pixels: send a smaller one")
             if "A" not in picture.getbands() and "transparency" not in picture.info:
                 return None
             alpha = picture.convert("RGBA").getchannel("A")

@@ -11,7 +11,7 @@ from fastapi import HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
-from ...compiler.errors import DoesNotFitError, DovetailError, UsageError
+from ...compiler.errors import AdapterError, DoesNotFitError, DovetailError, UsageError
 from ...recovery.recovery import is_out_of_memory
 from ..guard.refusals import refusal
 from ..work.queue import QueueFullError
@@ -49,6 +49,8 @@ def problem_of(error: BaseException) -> Problem:
         return Problem(400, str(error))
     if is_out_of_memory(error):
         return Problem(503, "memory ran out while the picture was painted: try a smaller size", {"Retry-After": "5"})
+    if isinstance(error, AdapterError):
+        return Problem(500, str(error))
     logger.error("a request failed: %s", error, exc_info=error)
     if isinstance(error, DovetailError):
         return Problem(500, "the picture could not be painted: the server's log says why")

@@ -15,7 +15,7 @@ from ...compiler.errors import UsageError
 from ...jobs.about import About
 from ...jobs.job import Job, said_of
 from ...jobs.runner import Painter
-from ...lora.requested import Lora, taken_from
+from ...lora.requested import scale_of, taken_from
 from ..work.kept import KeptPictures
 from ..work.measures import Measures
 from ..work.queue import Queue
@@ -48,8 +48,9 @@ class Served:
     measures: Measures
 
     def job(self, job: Job) -> Job:
-        """A job with the LoRAs that stand in its prompt, once it is within the bounds."""
-        plain, named = taken_from(job.prompt[: self.settings.bounds.prompt + 1])
+        """A job with the LoRAs that stand in its prompt, once it is within the bounds, before that and after."""
+        self.settings.bounds.check(job)
+        plain, named = taken_from(job.prompt)
         job = replace(job, prompt=plain, loras=(*job.loras, *map(_scaled, named)))
         self.settings.bounds.check(job)
         for name, _ in job.loras:
@@ -118,7 +119,13 @@ def any_seed(seed: int | None) -> int:
 
 def _scaled(text: str) -> tuple[str, float]:
     """A name of ``NAME:SCALE`` and its scale; raises UsageError where that is no number."""
-    name, colon, scale = text.rpartition(":")
+    name, colon, tail = text.rpartition(":")
     if not colon:
         return text, 1.0
-    return name, Lora.parse(f"x/y:{scale}").scale
+    scale = scale_of(tail)
+    if scale is None:
+        raise UsageError(
+            f"the prompt asks for the LoRA {name[:100]!r} with {tail[:40]!r}, which is no scale: write "
+            "<lora:NAME:SCALE>, as in <lora:style:0.8>"
+        )
+    return name, scale

@@ -6,6 +6,7 @@ import base64
 import binascii
 import hmac
 import ipaddress
+import re
 import socket
 from collections.abc import Collection
 from urllib.parse import urlsplit
@@ -21,6 +22,7 @@ OPEN = ("/", "/health", "/ready", "/favicon.ico")
 OPEN_BELOW = ("/assets/", "/pictures/")
 """So do the page's own files, and pictures whose names cannot be guessed."""
 _SAFE = ("GET", "HEAD", "OPTIONS")
+_HOST = re.compile(r"(\[(?P<inside>[^\[\]]*)\]|(?P<name>[^:\[\]]*))(:[0-9]+)?")
 
 
 class Access:
@@ -95,24 +97,21 @@ def urlsplit_host(origin: str) -> str:
 
 def is_known_host(header: str, hosts: Collection[str]) -> bool:
     """Whether a Host header names one of some hosts, or an address, which no other name can be made to lead to."""
-    name = header.lower()
-    if name.startswith("["):
-        name, _, rest = name[1:].partition("]")
-        if rest and not (rest.startswith(":") and rest[1:].isdecimal()):
-            return False
-    else:
-        name, colon, port = name.partition(":")
-        if colon and not (port.isascii() and port.isdecimal()):
-            return False
-    return name in hosts or _is_address(name)
+    found = _HOST.fullmatch(header.lower())
+    if found is None:
+        return False
+    inside, name = found["inside"], found["name"]
+    if inside is not None:
+        return _is_address(inside, ipaddress.IPv6Address)
+    return name in hosts or _is_address(name, ipaddress.IPv4Address)
 
 
-def _is_address(name: str) -> bool:
+def _is_address(name: str, kind: type[ipaddress.IPv4Address | ipaddress.IPv6Address]) -> bool:
     try:
-        ipaddress.ip_address(name)
+        kind(name)
     except ValueError:
         return False
-    return True
+    return "%" not in name  # a scope may be any text
 
 
 def key_in(header: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,6 +23,8 @@ _LENGTH = 20
 class Bodies:
     """Reads the body of each request that has one before a route sees it, and answers where it is not as it must be.
 
+    All bodies together, until each is answered, have no more bytes than ``settings.bodies``.
+
     Args:
         app: what answers requests whose body is in order.
         settings: those of the server.
@@ -29,20 +32,30 @@ class Bodies:
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app, self._most, self._seconds = app, settings.body, settings.seconds
+        self._room = settings.bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers or hands on, with the body at hand."""
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
             await self._app(scope, receive, send)
             return
+        held = _Held()
+        try:
+            await self._answer(held, scope, receive, send)
+        finally:
+            self._room += held.nbytes
+
+    async def _answer(self, held: _Held, scope: Scope, receive: Receive, send: Send) -> None:
         path, headers = scope["path"], Headers(scope=scope)
         status, message = self._problem_of_head(path, headers)
         body = b""
         if not status:
             try:
-                body = await asyncio.wait_for(self._read(receive), self._seconds)
+                body = await asyncio.wait_for(self._read(held, receive), self._seconds)
             except _TooLargeError:
                 status, message = self._too_large
+            except _NoRoomError:
+                status, message = 503, "the bodies of other requests take all the memory that there is for them"
             except asyncio.TimeoutError:
                 status, message = 408, f"the body did not arrive within {self._seconds:g} s"
             except _HungUpError:
@@ -50,7 +63,8 @@ class Bodies:
         if not status and path not in FORMS and is_deep(body):
             status, message = 400, f"the body is nested more than {_DEPTH} deep, or has very many parts"
         if status:
-            await refusal(path, status, message, {"Connection": "close"})(scope, receive, send)
+            more = {"Retry-After": "10"} if status == 503 else {}
+            await refusal(path, status, message, {"Connection": "close", **more})(scope, receive, send)
             return
         await self._app(scope, _given_again(body, receive), send)
 
@@ -70,22 +84,36 @@ class Bodies:
     def _too_large(self) -> tuple[int, str]:
         return 413, f"the body has more than {self._most} bytes"
 
-    async def _read(self, receive: Receive) -> bytes:
-        parts, size = [], 0
+    async def _read(self, held: _Held, receive: Receive) -> bytes:
+        parts = []
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise _HungUpError
             part = message.get("body", b"")
-            size += len(part)
-            if size > self._most:
+            if held.nbytes + len(part) > self._most:
                 raise _TooLargeError
+            if len(part) > self._room:
+                raise _NoRoomError
+            held.nbytes += len(part)
+            self._room -= len(part)
             parts.append(part)
             if not message.get("more_body"):
                 return b"".join(parts)
 
 
+@dataclass
+class _Held:
+    """How many bytes of a request's body are in memory."""
+
+    nbytes: int = 0
+
+
 class _TooLargeError(Exception):
+    pass
+
+
+class _NoRoomError(Exception):
     pass
 
 

@@ -12,6 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any
 
 from ...compiler.errors import DoesNotFitError, UsageError
@@ -121,7 +122,9 @@ class Queue:
             thread.join(seconds)
 
     def _work(self, painter: Painter) -> None:
+        """Checks a job and paints one in turn, where there are both, so that neither holds up the other."""
         most = self._batch if isinstance(painter, Batching) else 1
+        has_checked = False
         while True:
             with self._changed:
                 while not self._waiting and not self.is_closing:
@@ -129,18 +132,20 @@ class Queue:
                 if self.is_closing:
                     return
                 unchecked = next((one for one in self._waiting if not one.is_checked), None)
-                if unchecked is None:
-                    tickets = self._begin(most)
-                else:
-                    unchecked.is_checked = True
+                checked = next((one for one in self._waiting if one.is_checked), None)
+                if unchecked and not (has_checked and checked):
+                    unchecked.is_checked = has_checked = True
+                elif checked:
+                    tickets, unchecked, has_checked = self._begin(checked, most), None, False
             self._check(painter, unchecked) if unchecked else self._paint(painter, tickets)
 
-    def _begin(self, most: int) -> list[Ticket]:
-        """Takes the first job that waits, and those next to it that one call can paint with it."""
-        tickets = [self._waiting.popleft()]
-        key = _batch_key(tickets[0].job)
-        while key and self._waiting and len(tickets) < most and _batch_key(self._waiting[0].job) == key:
-            tickets.append(self._waiting.popleft())
+    def _begin(self, first: Ticket, most: int) -> list[Ticket]:
+        """Takes a job that waits, and those next to it that one call can paint with it."""
+        key, after = _batch_key(first.job), list(self._waiting)[self._waiting.index(first) + 1 :]
+        alike = takewhile(lambda one: key is not None and _batch_key(one.job) == key, after)
+        tickets = [first, *islice(alike, most - 1)]
+        for ticket in tickets:
+            self._waiting.remove(ticket)
         for ticket in tickets:
             ticket.state, ticket.begun = RUNNING, time.time()
         self._running += tickets
@@ -153,10 +158,7 @@ class Queue:
         """
         problem: BaseException | None = None
         try:
-            ticket.check()
             painter.check(ticket.job)
-        except GoneError:
-            return
         except (UsageError, DoesNotFitError) as error:
             problem = _without_frames(error)
         except Exception as error:

@@ -16,8 +16,9 @@ class Settings:
 
     ``model`` is what clients call the pipeline, ``hosts`` are further names in a Host header, ``origins`` the pages of
     others that may ask (CORS). ``waiting`` is how many jobs may wait, and ``batch`` how many that differ in prompt and
-    seed alone one call may paint. ``body`` is how many bytes a request may have, and ``seconds`` how long it may take
-    to arrive. ``kept`` is how long pictures are kept, in seconds, and ``kept_bytes`` how much of them.
+    seed alone one call may paint. ``body`` is how many bytes a request may have, ``bodies`` how many all of them that
+    are not answered yet, and ``head`` and ``seconds`` how long its head and its body may take to arrive. ``kept`` is
+    how long pictures are kept, in seconds, and ``kept_bytes`` how much of them.
     """
 
     model: str = "dovetail"
@@ -30,6 +31,8 @@ class Settings:
     batch: int = 1
     bounds: Bounds = field(default_factory=Bounds)
     body: int = 48 * 2**20
+    bodies: int = 512 * 2**20
+    head: float = 20.0
     seconds: float = 60.0
     kept: float = 3600.0
     kept_bytes: int = 512 * 2**20

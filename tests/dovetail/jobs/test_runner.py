@@ -12,10 +12,13 @@ import torch
 from PIL import Image, ImageChops
 
 from dovetail.cli.options.shared import Where
-from dovetail.compiler.errors import DoesNotFitError, UsageError
+from dovetail.compiler.errors import AdapterError, DoesNotFitError, UsageError
 from dovetail.jobs.about import About
+from dovetail.jobs.adapters import Shelf
 from dovetail.jobs.job import Job
+from dovetail.jobs.replicas.payload import error_of, told_of
 from dovetail.jobs.runner import Opening, Runner
+from dovetail.serve.api.problems import problem_of
 from tests.command_line import done
 from tests.dovetail.recovery.injected import Injected
 
@@ -57,6 +60,25 @@ def test_a_lora_stays_no_longer_than_it_is_asked_for(runner: Runner) -> None:
     assert not same(with_lora, before)
     assert same(runner.run(PLAIN)[0], before)
     assert same(runner.run(BLUE)[0], with_lora)
+
+
+def test_of_a_damaged_lora_its_name_alone_is_told_and_its_path_to_the_log(
+    runner: Runner, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "cut.safetensors"
+    place.write_bytes(runner.shelf.files["blue"].read_bytes()[:500])
+    before = runner.run(PLAIN)[0]
+    monkeypatch.setattr(runner, "shelf", Shelf({**runner.shelf.files, "cut": place}))
+    damaged = replace(PLAIN, loras=(("blue", 1.0), ("cut", 1.0)))
+    for does in (runner.run, runner.check):
+        with pytest.raises(AdapterError) as raised:
+            does(damaged)
+        told = error_of(told_of(raised.value))
+        assert problem_of(told).status == 500
+        assert problem_of(told).message.startswith("the LoRA cut cannot be applied")
+        assert str(tmp_path) not in problem_of(told).message
+        assert str(place) in caplog.text
+    assert same(runner.run(PLAIN)[0], before)
 
 
 @pytest.mark.slow

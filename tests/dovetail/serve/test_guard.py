@@ -68,6 +68,8 @@ def test_other_headers_give_no_key(header: str) -> None:
         ("localhost", True), ("LOCALHOST:7860", True), ("127.0.0.1:1", True), ("[::1]:80", True), ("10.1.2.3", True),
         ("evil.example", False), ("localhost.evil.example", False), ("127.0.0.1.evil.example:7860", False),
         ("", False), ("localhost:80:80", False), ("[::1]x", False), ("localhost@evil", False), ("a b", False),
+        ("[::1]", True), ("[::1", False), ("[localhost]", False), ("[localhost]:80", False), ("[10.1.2.3]", False),
+        ("[fe80::1%evil.example]:80", False), ("[::1]:", False), ("[::1]:\u00b2", False), ("::1", False),
     ],
 )  # fmt: skip
 def test_a_host_is_known_by_its_name_or_as_an_address(host: str, expected: bool) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import struct
+import zlib
 from pathlib import Path
 
 import httpx2
@@ -12,6 +14,7 @@ from dovetail.compiler.errors import UsageError
 from dovetail.jobs.bounds import Bounds
 from dovetail.jobs.job import Job
 from dovetail.jobs.pictures import opened_pictures
+from dovetail.serve.api.pictures import transparent_part
 from testbed.hostile import Drawn, asked
 from testbed.serving import Brush, running, served_by
 
@@ -55,3 +58,13 @@ def test_a_picture_that_is_none_is_one_sentence(tmp_path: Path) -> None:
                 opened_pictures(Job("a", image=data), BOUNDS)
             except UsageError as error:
                 assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("side", [300, 10_000, 30_000])
+def test_a_picture_of_too_many_pixels_is_told_so_by_its_head(side: int) -> None:
+    head = struct.pack(">4sIIBBBBB", b"IHDR", side, side, 8, 6, 0, 0, 0)
+    data = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + head + struct.pack(">I", zlib.crc32(head))
+    data += struct.pack(">I4sI", 0, b"IDAT", zlib.crc32(b"IDAT"))
+    for opens in (lambda: opened_pictures(Job("a", image=data), BOUNDS), lambda: transparent_part(data, BOUNDS)):
+        with pytest.raises(UsageError, match="pixels"):
+            opens()

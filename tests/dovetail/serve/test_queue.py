@@ -111,6 +111,27 @@ def test_what_does_not_fit_is_refused_before_the_jobs_that_wait_and_at_once_when
     assert [job.seed for job in brush.painted] == [0, 1, 2]
 
 
+def test_jobs_of_new_kinds_that_come_and_go_hold_up_no_job_that_is_checked() -> None:
+    width = 1
+
+    def refuse(job: Job) -> None:
+        nonlocal width
+        if job.width:
+            width += 1
+            queue.submit(Job("a", width=width))
+            raise UsageError("of no use")
+
+    brush = Brush(refuse=refuse)
+    queue = Queue([brush], 9)
+    finished(queue.submit(Job("a")))
+    queue.submit(Job("a", width=1))
+    mine = [queue.submit(Job("a", seed=seed)) for seed in (1, 2, 3)]
+    finished(*mine)
+    queue.close()
+    queue.join(5)
+    assert [job.seed for job in brush.painted if job.width is None] == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("error", [RuntimeError("broken"), torch.OutOfMemoryError("full"), UsageError("wrong")])
 def test_a_job_that_fails_takes_no_other_with_it(error: Exception) -> None:
     def fail(job: Job) -> None:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
 import httpx2
 import pytest
+from PIL import Image
 
+from dovetail.jobs.bounds import Bounds
 from dovetail.jobs.job import Job
+from dovetail.jobs.runner import OnStep
+from dovetail.serve.api.served import Served
 from dovetail.serve.app import application
+from dovetail.serve.guard.connections import Connection
 from dovetail.serve.server import Server, address_of, bound
 from testbed.serving import Brush, running, served_by
 
@@ -114,6 +122,23 @@ def test_a_body_that_comes_too_slowly_is_not_waited_for() -> None:
             assert slow.recv(100).startswith(b"HTTP/1.1 408")
 
 
+@pytest.mark.parametrize("seconds", [0.3, 60])
+def test_bodies_that_do_not_end_have_a_bound_in_all_and_make_room_however_they_end(seconds: float) -> None:
+    with running(served_by([Brush()], bodies=1000, seconds=seconds)) as address:
+        place, body = urlsplit(address), json.dumps({"prompt": "a" * 400}).encode()
+        ask = lambda: httpx2.post(f"{address}/api/generate", content=body, headers={"Content-Type": "application/json"})  # noqa: E731
+        head = f"POST /api/generate HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Type: application/json\r\n"
+        with socket.create_connection((place.hostname, place.port), timeout=10) as slow:
+            slow.sendall(f"{head}Content-Length: 900\r\n\r\n".encode() + b" " * 800)
+            time.sleep(0.1)
+            full = ask()
+            assert (full.status_code, full.headers["retry-after"]) == (503, "10")
+            if seconds < 1:
+                assert slow.recv(100).startswith(b"HTTP/1.1 408")
+        wait(lambda: ask().status_code == 200)
+        assert [ask().status_code for _ in range(3)] == [200] * 3
+
+
 def test_what_nobody_foresaw_is_told_without_its_words() -> None:
     def fail(job: Job) -> None:
         raise RuntimeError("secret /root/path")
@@ -143,3 +168,70 @@ def test_what_it_says_of_itself() -> None:
         ):
             assert line in told
         assert httpx2.get(f"{address}/ready").json() == {"ready": True}
+
+
+def test_a_connection_that_sends_no_whole_head_is_closed_also_after_an_answer() -> None:
+    with running(served_by([Brush()], head=0.2)) as address:
+        place = urlsplit(address)
+        asks = f"GET /health HTTP/1.1\r\nHost: {place.netloc}\r\n\r\n".encode()
+        for begun in (b"", b"GET /health HT", asks + b"GET /hea"):
+            with socket.create_connection((place.hostname, place.port), timeout=5) as slow:
+                slow.sendall(begun)
+                answers = b"".join(iter(lambda: slow.recv(1000), b""))
+                assert answers.count(b"200 OK") == begun.count(asks)
+
+
+def test_a_head_that_came_in_time_waits_for_its_picture() -> None:
+    brush = Brush(gate=threading.Semaphore(0))
+    with running(served_by([brush], head=0.1)) as address, sent(address, b'{"prompt": "a"}') as asking:
+        time.sleep(0.4)
+        assert brush.gate is not None
+        brush.gate.release(50)
+        assert asking.recv(100).startswith(b"HTTP/1.1 200")
+
+
+@contextlib.contextmanager
+def ending(brush: Brush, *, taking: float = 60.0) -> Iterator[tuple[Server, threading.Thread, Served]]:
+    """A server that paints for a client which does not take its answer, in a thread that has to end."""
+    served = served_by([brush], bounds=Bounds(bytes=10))
+    kind = type("Impatient", (Connection,), {"ending": taking})
+    with bound(served.settings) as listening:
+        server, address = Server(application(served), served.queue.close, kind), address_of(listening)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+        thread.start()
+        with sent(address, b'{"prompt": "a", "n": 4, "output_format": "png"}'):
+            yield server, thread, served
+            thread.join(5)
+            assert not thread.is_alive()
+
+
+class Noisy(Brush):
+    """Paints pictures that no format makes small."""
+
+    def run(self, job: Job, on_step: OnStep) -> list[Image.Image]:
+        super().run(job, on_step)
+        return [Image.frombytes("RGB", (1024, 1024), os.urandom(3 * 2**20))] * job.count
+
+
+def test_at_the_end_an_answer_that_nobody_takes_is_not_waited_for() -> None:
+    brush = Noisy()
+    with ending(brush, taking=0.3) as (server, thread, served):
+        wait(lambda: bool(brush.painted) and not served.queue.tickets())
+        server.handle_exit(signal.SIGTERM, None)
+        assert thread.is_alive()
+
+
+def test_a_second_signal_ends_it_while_it_paints() -> None:
+    brush = Brush(gate=threading.Semaphore(0))
+    with ending(brush) as (server, thread, served):
+        wait(lambda: any(one.state == "running" for one in served.queue.tickets()))
+        (ticket,) = served.queue.tickets()
+        server.handle_exit(signal.SIGTERM, None)
+        time.sleep(0.2)
+        assert thread.is_alive()
+        server.handle_exit(signal.SIGTERM, None)
+        wait(lambda: ticket._is_left)
+        assert brush.gate is not None
+        brush.gate.release(50)
+    served.queue.join(5)
+    assert brush.painted == []
