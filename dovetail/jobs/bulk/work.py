@@ -86,7 +86,9 @@ class Work:
                 for _ in lines:
                     self._note(results.get())
             except BaseException:
-                for one in list(promised.values()):
+                unwanted = list(promised.values())
+                promised.clear()
+                for one in unwanted:
                     one.cancel()
                 savers.shutdown()
                 while not results.empty():
@@ -120,9 +122,12 @@ class Work:
             results.put(failed or self._saved(line, one.result(), began[0]))
 
         def painted(one: Any) -> None:
+            if one.cancelled():
+                if promised.pop(line.number, None) is not None:  # else it is not waited for any more
+                    results.put(Result(line, error="its replica was ended before it was painted"))
+                return
             with contextlib.suppress(RuntimeError):  # where this was interrupted nothing more is written
-                if not one.cancelled():
-                    savers.submit(save, one)
+                savers.submit(save, one)
 
         promised[line.number] = crew.submit(line.job, on_step)
         promised[line.number].add_done_callback(painted)

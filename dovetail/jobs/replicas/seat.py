@@ -99,7 +99,7 @@ class Seat:
                 self._work(process)
                 process.end()
         except Exception as error:  # a defect of ours: nobody is to wait for ever
-            self._give_up(DovetailError(f"{self.name}: {type(error).__name__}: {error}"))
+            self._fail(DovetailError(f"{self.name}: {type(error).__name__}: {error}"))
         finally:
             if self._has is not None:
                 self._has.cancel()
@@ -196,6 +196,14 @@ class Seat:
             self._told(f"{why}: another one takes its place")
             return
         self._give_up(DovetailError(f"{self.name} ended {DEATHS} times in a row; the last time, {why}"))
+
+    def _fail(self, error: DovetailError) -> None:
+        """Ends its job with an error, and then the process."""
+        if self._has is not None:
+            self._has.fail(error)
+        self._give_up(error)
+        if self._process is not None:
+            self._process.end()
 
     def _give_up(self, error: DovetailError) -> None:
         self.lost = error

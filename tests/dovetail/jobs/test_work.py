@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -15,6 +17,7 @@ from dovetail.jobs.bulk.summary import Summary
 from dovetail.jobs.bulk.work import Work
 from dovetail.jobs.job import Job
 from dovetail.jobs.replicas import Replicas
+from dovetail.jobs.replicas.promised import Promised
 from dovetail.jobs.runner import Opening
 from testbed.fake_replica import Fake
 
@@ -99,3 +102,40 @@ def test_a_picture_that_cannot_be_written_ends_the_list(tmp_path: Path) -> None:
         work.over(replicas)
     with pytest.raises(DovetailError, match="disk is full"):
         work.alone(Fake())
+
+
+def test_a_seat_that_fails_by_a_defect_fails_its_line_and_the_list_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dovetail.jobs.replicas import seat
+
+    unpacked = seat.unpacked_pictures
+
+    def failing(facts: Any, data: bytes) -> list[Image.Image]:
+        if data[0] == 2:
+            raise KeyError("ZZZ")
+        return unpacked(facts, data)
+
+    monkeypatch.setattr(seat, "unpacked_pictures", failing)
+    work = work_on(tmp_path, listed(["a cat"] * 4))
+    with Replicas({name: Opening() for name in ("one", "two")}, command=FAKE) as replicas:
+        ended = threading.Thread(target=work.over, args=(replicas,), daemon=True)
+        ended.start()
+        ended.join(20)
+        assert not ended.is_alive()
+    assert list(seeds(tmp_path).values()) == [1, 3, 4]
+    assert [one.error for one in work.results if one.line.number == 2] in (
+        ["one: KeyError: 'ZZZ'"], ["two: KeyError: 'ZZZ'"],
+    )  # fmt: skip
+
+
+def test_a_job_that_is_cancelled_elsewhere_counts_as_failed(tmp_path: Path) -> None:
+    class Cancelling:
+        def submit(self, job: Job, on_step: Any) -> Promised:
+            promised = Promised(job, on_step)
+            promised.cancel()
+            return promised
+
+    work = work_on(tmp_path, listed(["a cat"] * 2))
+    work.over(Cancelling())
+    assert sum("ended before it was painted" in one.error for one in work.results) == 2
