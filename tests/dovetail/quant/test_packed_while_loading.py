@@ -103,6 +103,31 @@ def test_a_kept_file_that_is_damaged_is_packed_anew(cache: Path, packs: list[str
     assert len(packs) == 2 * count
 
 
+@pytest.mark.parametrize("quant", ["q8_0", "f8"])
+def test_kept_data_that_was_overwritten_is_seen_and_packed_anew(
+    quant: str, cache: Path, packs: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    first, count = numbers(loaded(f"transformer={quant}")), len(packs)
+    (file,) = (cache / "weights").glob("*.gguf")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-8192] + bytes(8192))
+    assert same(numbers(loaded(f"transformer={quant}")), first)
+    assert "not what was packed there" in caplog.text
+    assert (len(packs), file.read_bytes()) == (2 * count, whole)
+
+
+def test_a_kept_file_of_another_type_under_the_same_key_is_packed_anew(cache: Path, packs: list[str]) -> None:
+    first, count = numbers(loaded()), len(packs)
+    file, known = ({one.suffix: one for one in (cache / "weights").iterdir()}[end] for end in (".gguf", ".known"))
+    loaded("transformer=q4_0")
+    other = next(one for one in (cache / "weights").glob("*.gguf") if one != file)
+    shutil.copy(other, file)
+    shutil.copy(other.with_suffix(".known"), known)
+    packs.clear()
+    assert same(numbers(loaded()), first)
+    assert len(packs) == count
+
+
 def _full(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     monkeypatch.setattr(conversion, "_free", lambda target: 0)
 
