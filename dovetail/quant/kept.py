@@ -34,6 +34,7 @@ from ..compiler.units import format_bytes
 from ..convert.conversion import Conversion
 from ..convert.files import ARCHITECTURE
 from ..convert.types import Converted
+from ..runtime.store.opened_file import hold
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ def found(key: str, weights: Sequence[Converted]) -> WeightIndex | None:
         return None
     try:
         index = WeightIndex.of_file(path)
+        hold(next(iter(index.values())).pieces[0].file)  # who clears the cache takes nothing from this process
         is_known = path.with_suffix(_KNOWN).read_text("utf-8") == _known(path)
     except FileNotFoundError:  # it is packed at this moment, or was not to the end
         return None
@@ -214,7 +216,7 @@ def title_of(path: Path) -> str:
 def clear() -> tuple[int, int]:
     """Removes all packed weights that nobody packs now; returns their number and bytes. Raises OSError.
 
-    Who has mapped one goes on with it.
+    Who has loaded one goes on with it.
     """
     count = nbytes = 0
     for path, size, _ in list(files()):

@@ -252,6 +252,18 @@ def test_the_cache_command_lists_and_removes_packed_weights(cache: Path) -> None
     assert not list((cache / "weights").glob("*.gguf"))
 
 
+def test_clearing_the_cache_takes_nothing_from_who_has_loaded(cache: Path) -> None:
+    def painted(clears: bool) -> Any:
+        pipe = loaded("transformer=q8_0,te=f8", dtype=torch.bfloat16)
+        if clears:
+            kept.clear()
+            assert not list((cache / "weights").glob("*.gguf"))
+        seed = torch.Generator().manual_seed(0)
+        return pipe("a cat", num_inference_steps=1, height=64, width=64, generator=seed, output_type="np").images
+
+    assert np.array_equal(painted(clears=False), painted(clears=True))
+
+
 def test_what_packers_make_of_numbers_is_that_of_their_version() -> None:
     """Where this fails because a packer was changed, `kept.PACKER` and the digest here become new ones."""
     values = np.linspace(-3, 3, 4 * 512, dtype=np.float32).reshape(4, 512)
