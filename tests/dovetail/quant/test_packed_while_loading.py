@@ -205,6 +205,19 @@ def test_names_roles_and_types_are_read_as_they_are_typed() -> None:
 
 
 @pytest.mark.parametrize(
+    "given",
+    ["dit=q4_k,unet=q8_0", "transformer=q8_0,dit=q4_k", "dit=q4_k,transformer=q8_0", "te=f8,clip=q8_0,text_encoder=f8"],
+)
+def test_a_type_that_no_component_would_have_is_refused(given: str) -> None:
+    with pytest.raises(UsageError, match=r"both mean (transformer|text_encoder_2), and say .* one type"):
+        by_component(read_quant(given), ["text_encoder", "text_encoder_2", "transformer"])
+
+
+def test_names_of_one_component_that_agree_are_no_contradiction() -> None:
+    assert by_component(read_quant("dit=q8_0,unet=q8_0,transformer=q8_0"), ["transformer"]) == {"transformer": "Q8_0"}
+
+
+@pytest.mark.parametrize(
     ("given", "words"),
     [
         ("transformer=q4k", ("did you mean q4_", "q8_0", "f8")),
