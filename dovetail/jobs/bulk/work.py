@@ -56,20 +56,24 @@ class Work:
 
     def alone(self, painter: Painter | None) -> None:
         """Paints in this process, one line after another; ``painter`` is None where no line can be painted."""
-        for line in self._sound():
-            began = time.perf_counter()
+        with self.record.changed():
+            for line in self._sound():
+                assert painter is not None
+                self._note(self._painted(line, painter))
 
-            def on_step(done: int, total: int, latents: object, line: Line = line) -> None:
-                self.board.stepped(line, "", done, total)
+    def _painted(self, line: Line, painter: Painter) -> Result:
+        """What became of a line that is painted here."""
+        began = time.perf_counter()
 
-            assert line.job is not None
-            assert painter is not None
-            try:
-                pictures = painter.run(line.job, on_step)
-            except Exception as error:  # of one line: the others are painted all the same
-                self._note(Result(line, error=told_of(error)["error"]))
-                continue
-            self._note(self._saved(line, pictures, began))
+        def on_step(done: int, total: int, latents: object) -> None:
+            self.board.stepped(line, "", done, total)
+
+        assert line.job is not None
+        try:
+            pictures = painter.run(line.job, on_step)
+        except Exception as error:  # of one line: the others are painted all the same
+            return Result(line, error=told_of(error)["error"])
+        return self._saved(line, pictures, began)
 
     def over(self, crew: Crew) -> None:
         """Paints over several replicas; what is painted is written while they paint on.
@@ -78,8 +82,8 @@ class Work:
         """
         results: queue.SimpleQueue[Result] = queue.SimpleQueue()
         promised: dict[int, Promised] = {}
-        lines = self._sound()
-        with ThreadPoolExecutor(SAVERS, "dovetail-saving") as savers:
+        with self.record.changed(), ThreadPoolExecutor(SAVERS, "dovetail-saving") as savers:
+            lines = self._sound()
             try:
                 for line in lines:
                     self._submit(crew, line, promised, savers, results)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from pathlib import Path
@@ -89,6 +90,37 @@ def test_lines_that_fail_or_end_replicas_lose_no_other(tmp_path: Path) -> None:
     assert told[3].startswith("  line 4: 2 replicas ended while they had it; the last: process ")
     assert told[4] == "  line 7: this is no JSON"
     assert summary.document()["painted"] == 4
+
+
+class Board(Quiet):
+    """Interrupts at a line."""
+
+    def __init__(self, at: int = -1) -> None:
+        super().__init__()
+        self.at = at
+
+    def ended(self, result: Result) -> None:
+        super().ended(result)
+        if result.line.number == self.at:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("at", [-1, 3990])
+def test_a_long_list_is_written_seldom_and_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    written: list[int] = []
+    own = Record.write
+    monkeypatch.setattr(Record, "write", lambda record: (written.append(1), own(record))[1])
+    lines = [Line(number, error="this is no JSON") for number in range(1, 4000)]
+    work = work_on(tmp_path, [*lines, *(Line(number, Job("a cat")) for number in range(4000, 4004))], Board(at))
+    if at > 0:
+        with pytest.raises(KeyboardInterrupt):
+            work.alone(Fake())
+    else:
+        work.alone(Fake())
+    assert len(written) < 400
+    again = Record(work.record.path, {}, 0)
+    assert len(again.left(work.lines)) == (4003 if at > 0 else 3999)
+    assert len(json.loads(work.record.path.read_text())["lines"]) == (3990 if at > 0 else 4003)
 
 
 def test_a_picture_that_cannot_be_written_ends_the_list(tmp_path: Path) -> None:
