@@ -9,9 +9,10 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from ...compiler.atomic_write import written_beside
 from ...compiler.errors import DovetailError, UsageError
@@ -26,13 +27,24 @@ _PAUSE = 20
 """So many times as long as writing a longer one took passes before it is written again."""
 
 
+_LONGEST = 255
+"""Bytes of a file's name."""
+
+
+def _plain(name: str) -> str:
+    is_one = Path(name).name == name and name not in ("", "..") and "\0" not in name
+    if not is_one or len(name.encode()) > _LONGEST:
+        raise ValueError("it is no name of a file beside it")
+    return name
+
+
 class Done(BaseModel):
     """What is known of a line: the picture's files, or why there is none, and what was painted for it."""
 
     model_config = ConfigDict(extra="forbid")
 
     of: str
-    files: list[str] = Field(default_factory=list)
+    files: list[Annotated[str, AfterValidator(_plain)]] = Field(default_factory=list)
     error: str = ""
     seed: int = 0
     seconds: float = 0.0
