@@ -186,15 +186,26 @@ def _in_memory_of(key: str, conversion: Conversion, advance: Callable[[], object
             f"the packed weights take {format_bytes(conversion.after)}, and {format_bytes(free)} of memory are free: "
             f"name a folder on a disk with room in {folder.PLACE}"
         )
-    file = os.memfd_create(f"dovetail-{key[:8]}")
+    try:
+        _in_memory[key] = _written_to_memory(f"dovetail-{key[:8]}", conversion, advance)
+    except OSError as error:
+        raise DovetailError(
+            f"the packed weights, {format_bytes(conversion.after)}, cannot be written to memory either: "
+            f"{error.strerror or error}: name a folder on a disk with room in {folder.PLACE}"
+        ) from error
+    return WeightIndex.of_file(_in_memory[key])
+
+
+def _written_to_memory(name: str, conversion: Conversion, advance: Callable[[], object]) -> Path:
+    """The path of a file in memory with what a conversion writes; raises as that does."""
+    file = os.memfd_create(name)
     path = Path(f"/proc/{os.getpid()}/fd/{file}")
     try:
         conversion.write_to(path, advance)
     except BaseException:
         os.close(file)
         raise
-    _in_memory[key] = path
-    return WeightIndex.of_file(path)
+    return path
 
 
 def files() -> Iterator[tuple[Path, int, float]]:

@@ -167,6 +167,18 @@ def test_without_room_anywhere_loading_ends_in_a_sentence(monkeypatch: pytest.Mo
         loaded()
 
 
+def test_where_memory_cannot_be_written_either_loading_ends_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    def failing(self: conversion.Conversion, path: Path, advance: Callable[[], object]) -> None:
+        raise OSError("417792 requested and 394176 written")  # as numpy has it
+
+    monkeypatch.setattr(kept, "_in_memory", {})
+    monkeypatch.setattr(conversion.Conversion, "write_to", failing)
+    with pytest.raises(DovetailError, match=r"written to memory either: 417792 requested.*DOVETAIL_CACHE_DIR"):
+        loaded()
+
+
 def test_two_that_pack_the_same_at_once_pack_it_once(cache: Path, packs: list[str], tmp_path: Path) -> None:
     plan = plan_conversion(demo.folder() / "transformer", tmp_path / "out.gguf", "q8_0")
     weights = [one for one in plan.weights if one.quant == "Q8_0"]
