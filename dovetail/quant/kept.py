@@ -71,8 +71,12 @@ def key_of(weights: Sequence[Converted]) -> str:
     return hashlib.blake2b(repr(told).encode(errors="surrogatepass"), digest_size=20).hexdigest()
 
 
-def found(key: str, weights: Sequence[Converted]) -> WeightIndex | None:
-    """The index of the packed weights of a key, where they are kept whole; None where they are not, or are in doubt."""
+def found(key: str, weights: Sequence[Converted], *, tells: bool = True) -> WeightIndex | None:
+    """The index of the packed weights of a key, where they are kept whole; None where they are not, or are in doubt.
+
+    ``tells`` has a file that is damaged be said.
+    """
+    level = logging.WARNING if tells else logging.DEBUG
     if key in _in_memory:
         return WeightIndex.of_file(_in_memory[key])
     path = path_of(key)
@@ -85,10 +89,11 @@ def found(key: str, weights: Sequence[Converted]) -> WeightIndex | None:
     except FileNotFoundError:  # it is packed at this moment, or was not to the end
         return None
     except (WeightError, OSError, UnicodeDecodeError) as error:
-        logger.warning("the packed weights %s are not used: %s", path, str(error).removesuffix(": download it again"))
+        why = str(error).removesuffix(": download it again")
+        logger.log(level, "the packed weights %s are not used: %s", path, why)
         return None
     if not is_known or not _is_of(index, weights):
-        logger.warning("the packed weights %s are not used: they are not what was packed there", path)
+        logger.log(level, "the packed weights %s are not used: they are not what was packed there", path)
         return None
     return index
 
@@ -145,7 +150,7 @@ def _kept(key: str, conversion: Conversion, advance: Callable[[], object]) -> We
     folder.make(place())
     lock = place() / f"{key}.lock"
     with _locked(lock, conversion.metadata[TITLE]):
-        index = found(key, conversion.weights)
+        index = found(key, conversion.weights, tells=False)  # who asks for this has looked before
         if index is None:
             for draft in place().glob(f".*.{key}{_ENDING}"):  # of a process that was killed, for this one has the lock
                 draft.unlink(missing_ok=True)
