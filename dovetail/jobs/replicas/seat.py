@@ -161,12 +161,21 @@ class Seat:
                 continue
             if message.what == "done":
                 self._tally.add(self.name, TypeAdapter(Facts).validate_python(message.said["facts"]))
-                promised.keep(unpacked_pictures(message.said["pictures"], message.data))
+                self._keep(promised, message)
             elif message.what == "failed":
                 promised.fail(error_of(message.said["error"]))
             self._deaths = 0
             return True
         return False
+
+    def _keep(self, promised: Promised, message: Message) -> None:
+        """Hands on the pictures of a job, which fails where they cannot be read; the process goes on."""
+        try:
+            pictures = unpacked_pictures(message.said["pictures"], message.data)
+        except Exception as error:
+            promised.fail(DovetailError(f"its pictures cannot be read: {type(error).__name__}: {error}"))
+            return
+        promised.keep(pictures)
 
     def _step(self, process: Process, promised: Promised, message: Message) -> None:
         """Tells who wanted a job of a step; what is raised there ends the job."""

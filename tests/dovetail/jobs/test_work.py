@@ -17,8 +17,9 @@ from dovetail.jobs.bulk.result import Result
 from dovetail.jobs.bulk.summary import Summary
 from dovetail.jobs.bulk.work import Work
 from dovetail.jobs.job import Job
-from dovetail.jobs.replicas import Replicas
+from dovetail.jobs.replicas import Replicas, seat
 from dovetail.jobs.replicas.promised import Promised
+from dovetail.jobs.replicas.tally import Tally
 from dovetail.jobs.runner import Opening
 from testbed.fake_replica import Fake
 
@@ -136,11 +137,14 @@ def test_a_picture_that_cannot_be_written_ends_the_list(tmp_path: Path) -> None:
         work.alone(Fake())
 
 
-def test_a_seat_that_fails_by_a_defect_fails_its_line_and_the_list_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from dovetail.jobs.replicas import seat
+def ends(work: Work, replicas: Replicas) -> bool:
+    thread = threading.Thread(target=work.over, args=(replicas,), daemon=True)
+    thread.start()
+    thread.join(20)
+    return not thread.is_alive()
 
+
+def test_pictures_that_cannot_be_read_fail_their_line_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unpacked = seat.unpacked_pictures
 
     def failing(facts: Any, data: bytes) -> list[Image.Image]:
@@ -150,15 +154,29 @@ def test_a_seat_that_fails_by_a_defect_fails_its_line_and_the_list_ends(
 
     monkeypatch.setattr(seat, "unpacked_pictures", failing)
     work = work_on(tmp_path, listed(["a cat"] * 4))
-    with Replicas({name: Opening() for name in ("one", "two")}, command=FAKE) as replicas:
-        ended = threading.Thread(target=work.over, args=(replicas,), daemon=True)
-        ended.start()
-        ended.join(20)
-        assert not ended.is_alive()
+    with Replicas({"one": Opening()}, command=FAKE) as replicas:
+        assert ends(work, replicas)
+        assert replicas.seats[0].lost is None
     assert list(seeds(tmp_path).values()) == [1, 3, 4]
-    assert [one.error for one in work.results if one.line.number == 2] in (
-        ["one: KeyError: 'ZZZ'"], ["two: KeyError: 'ZZZ'"],
-    )  # fmt: skip
+    assert ["cannot be read: KeyError: 'ZZZ'" in one.error for one in work.results if one.line.number == 2] == [True]
+
+
+def test_a_seat_that_fails_by_a_defect_fails_its_line_and_the_list_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = threading.Semaphore()
+
+    def failing(tally: Tally, name: str, facts: Any) -> None:
+        if first.acquire(blocking=False):
+            raise KeyError("ZZZ")
+
+    monkeypatch.setattr(Tally, "add", failing)
+    work = work_on(tmp_path, listed(["a cat"] * 8))
+    with Replicas({"one": Opening(), "two": Opening()}, command=FAKE) as replicas:
+        assert ends(work, replicas)
+    failed = [one.error for one in work.results if one.error and one.line.job]
+    assert [error.partition(": ")[2] for error in failed] == ["KeyError: 'ZZZ'"]
+    assert len(seeds(tmp_path)) == 7
 
 
 def test_a_job_that_is_cancelled_elsewhere_counts_as_failed(tmp_path: Path) -> None:
