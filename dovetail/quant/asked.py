@@ -70,10 +70,11 @@ def meant_by(name: str, own: Sequence[str]) -> list[str]:
 def by_component(asked: Mapping[str, str], own: Sequence[str]) -> dict[str, str]:
     """The type of each component of those that a pipeline has; a role means all that have it, a name comes before it.
 
-    Raises UsageError for a name that means none of them.
+    Raises UsageError for a name that means none of them, and for one whose type none of them would have.
     """
     found: dict[str, str] = {}
-    for name, quant in sorted(asked.items(), key=lambda item: item[0] in own):
+    by: dict[str, str] = {}
+    for name, quant in sorted(asked.items(), key=lambda item: item[0] not in own):
         meant = meant_by(name, own)
         if not meant:
             near = difflib.get_close_matches(name, [*own, *map(role_of_component, own)], n=1)
@@ -81,5 +82,12 @@ def by_component(asked: Mapping[str, str], own: Sequence[str]) -> dict[str, str]
             raise UsageError(
                 f"quant: this pipeline loads no {name!r}{hint} name one of its components: {', '.join(own) or 'none'}"
             )
-        found |= dict.fromkeys(meant, quant)
+        free = [one for one in meant if one not in found]
+        rivals = [one for one in meant if one not in free and (not free or by[one] not in own)]
+        for one in sorted(rivals, key=lambda one: by[one] in own):
+            if found[one] != quant:
+                both = f"{by[one]} and {name} both mean {one}, and say {found[one]} and {quant}"
+                raise UsageError(f"quant: {both}: give it one type")
+        found |= dict.fromkeys(free, quant)
+        by |= dict.fromkeys(free, name)
     return found

@@ -58,8 +58,8 @@ class Packing:
         if not weights:
             self._tell_of_none(module)
             return index
-        key, names = kept.key_of(weights), [weight.name for weight in weights]
-        there = kept.found(key, names)
+        key = kept.key_of(weights)
+        there = kept.found(key, weights)
         if there is None and not self.dry:
             there = self._made(key, module, weights)
         entries = _would_be(weights, key) if there is None else _taken(weights, there)

@@ -22,6 +22,27 @@ from .page_cache import read_uncached
 from .readahead import read_ahead
 
 _PAGE = mmap.ALLOCATIONGRANULARITY
+_held: dict[StoredFile, int] = {}
+"""The descriptors of files that are held open, as long as this process lasts."""
+
+
+def hold(file: StoredFile) -> None:
+    """Keeps a file open from now on, so that it can be read still where it is removed before its first use.
+
+    Raises WeightError when it cannot be opened or is another one by now.
+    """
+    if file in _held:
+        return
+    try:
+        descriptor = os.open(file.path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    except OSError as error:
+        raise unreadable(file.path, error) from error
+    try:
+        file.check(descriptor)
+    except WeightError:
+        os.close(descriptor)
+        raise
+    _held[file] = descriptor
 
 
 class OpenedFile:
@@ -36,7 +57,7 @@ class OpenedFile:
         self.renew()
         renew_after_fork(self)
         try:
-            self._raw = open(file.path, "rb", buffering=0)  # noqa: SIM115
+            self._raw = open(os.dup(_held[file]) if file in _held else file.path, "rb", buffering=0)  # noqa: SIM115
         except OSError as error:
             raise unreadable(file.path, error) from error
         file.check(self._raw.fileno())

@@ -91,6 +91,7 @@ class Listed:
         from ...jobs.bulk.record import Record
 
         assert self.bulk.prompts_file is not None
+        _check_text({**self._options(), "--output": str(self.output)})
         pipeline = whole(find_pipeline(self.model, self.source), self.model)
         check_here(self.where.check(pipeline.components).rig)
         job = self._job()
@@ -214,6 +215,15 @@ class Listed:
             sys.stdout.write("".join(f"{file}\n" for file in files))  # at once, for several threads write
             sys.stdout.flush()
         return files
+
+
+def _check_text(typed: Mapping[str, str]) -> None:
+    """Raises UsageError for what the file that says what is done cannot hold: a path of bytes that are no text."""
+    for name, value in typed.items():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"{name} {value[:80]!a} is no text in UTF-8: name another path, or rename it") from error
 
 
 def _bounds() -> Bounds:

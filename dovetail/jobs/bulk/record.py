@@ -6,11 +6,13 @@ import contextlib
 import glob
 import hashlib
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from ...compiler.atomic_write import written_beside
 from ...compiler.errors import DovetailError, UsageError
@@ -19,6 +21,21 @@ from .prompts import Line
 
 _VERSION = 1
 _FEW = 8
+_QUICK = 256
+"""A file of so many lines is written at each change, for that takes no time."""
+_PAUSE = 20
+"""So many times as long as writing a longer one took passes before it is written again."""
+
+
+_LONGEST = 255
+"""Bytes of a file's name."""
+
+
+def _plain(name: str) -> str:
+    is_one = Path(name).name == name and name not in ("", "..") and "\0" not in name
+    if not is_one or len(name.encode()) > _LONGEST:
+        raise ValueError("it is no name of a file beside it")
+    return name
 
 
 class Done(BaseModel):
@@ -27,7 +44,7 @@ class Done(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     of: str
-    files: list[str] = Field(default_factory=list)
+    files: list[Annotated[str, AfterValidator(_plain)]] = Field(default_factory=list)
     error: str = ""
     seed: int = 0
     seconds: float = 0.0
@@ -43,7 +60,10 @@ class _File(BaseModel):
 
 
 class Record:
-    """What is done of a list of prompts, which a file keeps; it is written whole at each change.
+    """What is done of a list of prompts, which a file keeps.
+
+    It is written whole: at each change while it is short, and when it is long, so seldom that this takes a twentieth of
+    the time, and at the end (`changed`).
 
     Args:
         path: the file.
@@ -53,6 +73,7 @@ class Record:
 
     def __init__(self, path: Path, options: Mapping[str, str], seed: int) -> None:
         self.path = path
+        self._next = 0.0
         self._file = _read(path) or _File(version=_VERSION, options=dict(options), seed=seed)
         self.is_new = not self._file.lines
         self._check_options(options)
@@ -116,16 +137,28 @@ class Record:
 
     def _note(self, line: Line, done: Done) -> None:
         self._file.lines[line.number] = done
-        self.write()
+        if len(self._file.lines) <= _QUICK or time.monotonic() >= self._next:
+            self.write()
+
+    @contextlib.contextmanager
+    def changed(self) -> Iterator[None]:
+        """Has the file say all that was noted in the block, however that ends."""
+        try:
+            yield
+        finally:
+            self.write()
 
     def write(self) -> None:
         """Writes the file; raises DovetailError where that cannot be."""
+        began = time.monotonic()
         text = json.dumps(self._file.model_dump(exclude_defaults=True), indent=1, ensure_ascii=False)
         try:
             with written_beside(self.path) as draft:
                 draft.write_text(text + "\n", encoding="utf-8")
         except OSError as error:
             raise DovetailError(f"cannot write {self.path}: {error.strerror}: make room, and run it again") from error
+        ended = time.monotonic()
+        self._next = ended + (ended - began) * _PAUSE
 
     def _done(self, number: int) -> Done | None:
         """What is known of a line that is painted, if its picture is still there."""

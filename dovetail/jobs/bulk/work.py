@@ -56,20 +56,24 @@ class Work:
 
     def alone(self, painter: Painter | None) -> None:
         """Paints in this process, one line after another; ``painter`` is None where no line can be painted."""
-        for line in self._sound():
-            began = time.perf_counter()
+        with self.record.changed():
+            for line in self._sound():
+                assert painter is not None
+                self._note(self._painted(line, painter))
 
-            def on_step(done: int, total: int, latents: object, line: Line = line) -> None:
-                self.board.stepped(line, "", done, total)
+    def _painted(self, line: Line, painter: Painter) -> Result:
+        """What became of a line that is painted here."""
+        began = time.perf_counter()
 
-            assert line.job is not None
-            assert painter is not None
-            try:
-                pictures = painter.run(line.job, on_step)
-            except Exception as error:  # of one line: the others are painted all the same
-                self._note(Result(line, error=told_of(error)["error"]))
-                continue
-            self._note(self._saved(line, pictures, began))
+        def on_step(done: int, total: int, latents: object) -> None:
+            self.board.stepped(line, "", done, total)
+
+        assert line.job is not None
+        try:
+            pictures = painter.run(line.job, on_step)
+        except Exception as error:  # of one line: the others are painted all the same
+            return Result(line, error=told_of(error)["error"])
+        return self._saved(line, pictures, began)
 
     def over(self, crew: Crew) -> None:
         """Paints over several replicas; what is painted is written while they paint on.
@@ -78,15 +82,17 @@ class Work:
         """
         results: queue.SimpleQueue[Result] = queue.SimpleQueue()
         promised: dict[int, Promised] = {}
-        lines = self._sound()
-        with ThreadPoolExecutor(SAVERS, "dovetail-saving") as savers:
+        with self.record.changed(), ThreadPoolExecutor(SAVERS, "dovetail-saving") as savers:
+            lines = self._sound()
             try:
                 for line in lines:
                     self._submit(crew, line, promised, savers, results)
                 for _ in lines:
                     self._note(results.get())
             except BaseException:
-                for one in list(promised.values()):
+                unwanted = list(promised.values())
+                promised.clear()
+                for one in unwanted:
                     one.cancel()
                 savers.shutdown()
                 while not results.empty():
@@ -120,9 +126,12 @@ class Work:
             results.put(failed or self._saved(line, one.result(), began[0]))
 
         def painted(one: Any) -> None:
+            if one.cancelled():
+                if promised.pop(line.number, None) is not None:  # else it is not waited for any more
+                    results.put(Result(line, error="its replica was ended before it was painted"))
+                return
             with contextlib.suppress(RuntimeError):  # where this was interrupted nothing more is written
-                if not one.cancelled():
-                    savers.submit(save, one)
+                savers.submit(save, one)
 
         promised[line.number] = crew.submit(line.job, on_step)
         promised[line.number].add_done_callback(painted)

@@ -99,7 +99,7 @@ class Seat:
                 self._work(process)
                 process.end()
         except Exception as error:  # a defect of ours: nobody is to wait for ever
-            self._give_up(DovetailError(f"{self.name}: {type(error).__name__}: {error}"))
+            self._fail(DovetailError(f"{self.name}: {type(error).__name__}: {error}"))
         finally:
             if self._has is not None:
                 self._has.cancel()
@@ -161,12 +161,21 @@ class Seat:
                 continue
             if message.what == "done":
                 self._tally.add(self.name, TypeAdapter(Facts).validate_python(message.said["facts"]))
-                promised.keep(unpacked_pictures(message.said["pictures"], message.data))
+                self._keep(promised, message)
             elif message.what == "failed":
                 promised.fail(error_of(message.said["error"]))
             self._deaths = 0
             return True
         return False
+
+    def _keep(self, promised: Promised, message: Message) -> None:
+        """Hands on the pictures of a job, which fails where they cannot be read; the process goes on."""
+        try:
+            pictures = unpacked_pictures(message.said["pictures"], message.data)
+        except Exception as error:
+            promised.fail(DovetailError(f"its pictures cannot be read: {type(error).__name__}: {error}"))
+            return
+        promised.keep(pictures)
 
     def _step(self, process: Process, promised: Promised, message: Message) -> None:
         """Tells who wanted a job of a step; what is raised there ends the job."""
@@ -196,6 +205,14 @@ class Seat:
             self._told(f"{why}: another one takes its place")
             return
         self._give_up(DovetailError(f"{self.name} ended {DEATHS} times in a row; the last time, {why}"))
+
+    def _fail(self, error: DovetailError) -> None:
+        """Ends its job with an error, and then the process."""
+        if self._has is not None:
+            self._has.fail(error)
+        self._give_up(error)
+        if self._process is not None:
+            self._process.end()
 
     def _give_up(self, error: DovetailError) -> None:
         self.lost = error

@@ -48,6 +48,8 @@ def test_a_list_is_painted_as_its_prompts_are_one_by_one(tmp_path: Path) -> None
     (["--replicas", "0"], "--replicas 0 is no number of processes: give 1 to 64, or auto"),
     (["--replicas", "many"], "--replicas many is no number"),
     (["--lora", "none"], "no LoRA is called 'none'"),
+    (["--lora-model-dir", "l\udcff"], r"--lora-model-dir 'l\udcff' is no text in UTF-8"),
+    (["-o", "x\udcff.png"], r"--output 'x\udcff.png' is no text in UTF-8"),
     (["--replicas", "3", "--backend", "sim0+sim1"], "3 replicas need a device each, and there are 2"),
     (["--replicas", "auto", "--backend", "te=sim0,diffusion=sim1"], "--replicas auto finds the devices of each copy"),
 ])  # fmt: skip

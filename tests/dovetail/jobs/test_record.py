@@ -71,6 +71,22 @@ def test_a_file_that_is_no_record_is_refused_and_stays(path: Path, text: str) ->
     assert path.read_text() == text
 
 
+@pytest.mark.parametrize("name", ["../x.png", "/x.png", "", ".", "..", "a\0b", "a" * 5000])
+def test_a_file_that_names_pictures_elsewhere_is_refused(path: Path, name: str) -> None:
+    done = {"of": "x", "files": [name]}
+    path.write_text(json.dumps({"version": 1, "options": OPTIONS, "seed": 0, "lines": {"1": done}}))
+    with pytest.raises(UsageError, match="does not say what is done of a list"):
+        Record(path, OPTIONS, 0)
+
+
+def test_pictures_may_have_any_name_that_a_file_has(path: Path) -> None:
+    record, (line,) = Record(path, OPTIONS, 0), lines("a")
+    file = path.with_name("c:a\\b ö.png")
+    file.touch()
+    record.done(line, [file], 1.0)
+    assert not Record(path, OPTIONS, 0).left([line])
+
+
 def test_a_list_is_held_by_one_process(path: Path) -> None:
     output = path.with_name("out.png")
     with Record.held(output), pytest.raises(UsageError, match="another process works on"), Record.held(output):

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import json
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -14,7 +17,9 @@ from dovetail.jobs.bulk.result import Result
 from dovetail.jobs.bulk.summary import Summary
 from dovetail.jobs.bulk.work import Work
 from dovetail.jobs.job import Job
-from dovetail.jobs.replicas import Replicas
+from dovetail.jobs.replicas import Replicas, seat
+from dovetail.jobs.replicas.promised import Promised
+from dovetail.jobs.replicas.tally import Tally
 from dovetail.jobs.runner import Opening
 from testbed.fake_replica import Fake
 
@@ -88,6 +93,37 @@ def test_lines_that_fail_or_end_replicas_lose_no_other(tmp_path: Path) -> None:
     assert summary.document()["painted"] == 4
 
 
+class Board(Quiet):
+    """Interrupts at a line."""
+
+    def __init__(self, at: int = -1) -> None:
+        super().__init__()
+        self.at = at
+
+    def ended(self, result: Result) -> None:
+        super().ended(result)
+        if result.line.number == self.at:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("at", [-1, 3990])
+def test_a_long_list_is_written_seldom_and_at_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    written: list[int] = []
+    own = Record.write
+    monkeypatch.setattr(Record, "write", lambda record: (written.append(1), own(record))[1])
+    lines = [Line(number, error="this is no JSON") for number in range(1, 4000)]
+    work = work_on(tmp_path, [*lines, *(Line(number, Job("a cat")) for number in range(4000, 4004))], Board(at))
+    if at > 0:
+        with pytest.raises(KeyboardInterrupt):
+            work.alone(Fake())
+    else:
+        work.alone(Fake())
+    assert len(written) < 400
+    again = Record(work.record.path, {}, 0)
+    assert len(again.left(work.lines)) == (4003 if at > 0 else 3999)
+    assert len(json.loads(work.record.path.read_text())["lines"]) == (3990 if at > 0 else 4003)
+
+
 def test_a_picture_that_cannot_be_written_ends_the_list(tmp_path: Path) -> None:
     work = work_on(tmp_path, listed(["a cat"] * 4))
 
@@ -99,3 +135,57 @@ def test_a_picture_that_cannot_be_written_ends_the_list(tmp_path: Path) -> None:
         work.over(replicas)
     with pytest.raises(DovetailError, match="disk is full"):
         work.alone(Fake())
+
+
+def ends(work: Work, replicas: Replicas) -> bool:
+    thread = threading.Thread(target=work.over, args=(replicas,), daemon=True)
+    thread.start()
+    thread.join(20)
+    return not thread.is_alive()
+
+
+def test_pictures_that_cannot_be_read_fail_their_line_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unpacked = seat.unpacked_pictures
+
+    def failing(facts: Any, data: bytes) -> list[Image.Image]:
+        if data[0] == 2:
+            raise KeyError("ZZZ")
+        return unpacked(facts, data)
+
+    monkeypatch.setattr(seat, "unpacked_pictures", failing)
+    work = work_on(tmp_path, listed(["a cat"] * 4))
+    with Replicas({"one": Opening()}, command=FAKE) as replicas:
+        assert ends(work, replicas)
+        assert replicas.seats[0].lost is None
+    assert list(seeds(tmp_path).values()) == [1, 3, 4]
+    assert ["cannot be read: KeyError: 'ZZZ'" in one.error for one in work.results if one.line.number == 2] == [True]
+
+
+def test_a_seat_that_fails_by_a_defect_fails_its_line_and_the_list_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = threading.Semaphore()
+
+    def failing(tally: Tally, name: str, facts: Any) -> None:
+        if first.acquire(blocking=False):
+            raise KeyError("ZZZ")
+
+    monkeypatch.setattr(Tally, "add", failing)
+    work = work_on(tmp_path, listed(["a cat"] * 8))
+    with Replicas({"one": Opening(), "two": Opening()}, command=FAKE) as replicas:
+        assert ends(work, replicas)
+    failed = [one.error for one in work.results if one.error and one.line.job]
+    assert [error.partition(": ")[2] for error in failed] == ["KeyError: 'ZZZ'"]
+    assert len(seeds(tmp_path)) == 7
+
+
+def test_a_job_that_is_cancelled_elsewhere_counts_as_failed(tmp_path: Path) -> None:
+    class Cancelling:
+        def submit(self, job: Job, on_step: Any) -> Promised:
+            promised = Promised(job, on_step)
+            promised.cancel()
+            return promised
+
+    work = work_on(tmp_path, listed(["a cat"] * 2))
+    work.over(Cancelling())
+    assert sum("ended before it was painted" in one.error for one in work.results) == 2

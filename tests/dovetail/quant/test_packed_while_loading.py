@@ -103,6 +103,31 @@ def test_a_kept_file_that_is_damaged_is_packed_anew(cache: Path, packs: list[str
     assert len(packs) == 2 * count
 
 
+@pytest.mark.parametrize("quant", ["q8_0", "f8"])
+def test_kept_data_that_was_overwritten_is_seen_and_packed_anew(
+    quant: str, cache: Path, packs: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    first, count = numbers(loaded(f"transformer={quant}")), len(packs)
+    (file,) = (cache / "weights").glob("*.gguf")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-8192] + bytes(8192))
+    assert same(numbers(loaded(f"transformer={quant}")), first)
+    assert caplog.text.count("not what was packed there") == 1
+    assert (len(packs), file.read_bytes()) == (2 * count, whole)
+
+
+def test_a_kept_file_of_another_type_under_the_same_key_is_packed_anew(cache: Path, packs: list[str]) -> None:
+    first, count = numbers(loaded()), len(packs)
+    file, known = ({one.suffix: one for one in (cache / "weights").iterdir()}[end] for end in (".gguf", ".known"))
+    loaded("transformer=q4_0")
+    other = next(one for one in (cache / "weights").glob("*.gguf") if one != file)
+    shutil.copy(other, file)
+    shutil.copy(other.with_suffix(".known"), known)
+    packs.clear()
+    assert same(numbers(loaded()), first)
+    assert len(packs) == count
+
+
 def _full(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     monkeypatch.setattr(conversion, "_free", lambda target: 0)
 
@@ -142,6 +167,18 @@ def test_without_room_anywhere_loading_ends_in_a_sentence(monkeypatch: pytest.Mo
         loaded()
 
 
+def test_where_memory_cannot_be_written_either_loading_ends_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    def failing(self: conversion.Conversion, path: Path, advance: Callable[[], object]) -> None:
+        raise OSError("417792 requested and 394176 written")  # as numpy has it
+
+    monkeypatch.setattr(kept, "_in_memory", {})
+    monkeypatch.setattr(conversion.Conversion, "write_to", failing)
+    with pytest.raises(DovetailError, match=r"written to memory either: 417792 requested.*DOVETAIL_CACHE_DIR"):
+        loaded()
+
+
 def test_two_that_pack_the_same_at_once_pack_it_once(cache: Path, packs: list[str], tmp_path: Path) -> None:
     plan = plan_conversion(demo.folder() / "transformer", tmp_path / "out.gguf", "q8_0")
     weights = [one for one in plan.weights if one.quant == "Q8_0"]
@@ -177,6 +214,19 @@ def test_names_roles_and_types_are_read_as_they_are_typed() -> None:
         "text_encoder": "Q8_0",
         "text_encoder_2": "Q4_K",
     }
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["dit=q4_k,unet=q8_0", "transformer=q8_0,dit=q4_k", "dit=q4_k,transformer=q8_0", "te=f8,clip=q8_0,text_encoder=f8"],
+)
+def test_a_type_that_no_component_would_have_is_refused(given: str) -> None:
+    with pytest.raises(UsageError, match=r"both mean (transformer|text_encoder_2), and say .* one type"):
+        by_component(read_quant(given), ["text_encoder", "text_encoder_2", "transformer"])
+
+
+def test_names_of_one_component_that_agree_are_no_contradiction() -> None:
+    assert by_component(read_quant("dit=q8_0,unet=q8_0,transformer=q8_0"), ["transformer"]) == {"transformer": "Q8_0"}
 
 
 @pytest.mark.parametrize(
@@ -225,6 +275,18 @@ def test_the_cache_command_lists_and_removes_packed_weights(cache: Path) -> None
     assert "FluxTransformer2DModel Q8_0" in listed.stdout
     CliRunner().invoke(app, ["cache", "clear"])
     assert not list((cache / "weights").glob("*.gguf"))
+
+
+def test_clearing_the_cache_takes_nothing_from_who_has_loaded(cache: Path) -> None:
+    def painted(clears: bool) -> Any:
+        pipe = loaded("transformer=q8_0,te=f8", dtype=torch.bfloat16)
+        if clears:
+            kept.clear()
+            assert not list((cache / "weights").glob("*.gguf"))
+        seed = torch.Generator().manual_seed(0)
+        return pipe("a cat", num_inference_steps=1, height=64, width=64, generator=seed, output_type="np").images
+
+    assert np.array_equal(painted(clears=False), painted(clears=True))
 
 
 def test_what_packers_make_of_numbers_is_that_of_their_version() -> None:
