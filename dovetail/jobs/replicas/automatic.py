@@ -41,7 +41,8 @@ def _opened(where: Where, components: Mapping[str, str]) -> Where:
     cards = {device: None for devices in asked for device in devices if not device.is_host}
     if not cards:
         return where
-    if request.backend.named:
+    words = [word for _, target in request.backend.named for word in target]
+    if not all(device.is_host for word in words for device in word.devices(request.rig)):
         raise UsageError(
             f"--replicas auto finds the devices of each copy, and --backend {where.backend} names them for components: "
             "say how many, such as --replicas 2, or name all devices in one list, as in cuda0+cuda1"
