@@ -18,7 +18,6 @@ from dovetail.jobs.adapters import Shelf
 from dovetail.jobs.job import Job
 from dovetail.jobs.replicas.payload import error_of, told_of
 from dovetail.jobs.runner import Opening, Runner
-from dovetail.serve.api.problems import problem_of
 from tests.command_line import done
 from tests.dovetail.recovery.injected import Injected
 
@@ -65,6 +64,9 @@ def test_a_lora_stays_no_longer_than_it_is_asked_for(runner: Runner) -> None:
 def test_of_a_damaged_lora_its_name_alone_is_told_and_its_path_to_the_log(
     runner: Runner, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("fastapi")
+    from dovetail.serve.api.problems import problem_of
+
     place = tmp_path / "cut.safetensors"
     place.write_bytes(runner.shelf.files["blue"].read_bytes()[:500])
     before = runner.run(PLAIN)[0]
