@@ -39,7 +39,7 @@ def served_by(painters: Sequence[Painter], about: About, settings: Settings) -> 
         settings=settings,
         about=about,
         queue=Queue(painters, settings.waiting, measures, settings.batch),
-        painters=list({id(one): one for one in painters}.values()),
+        painters=list(dict.fromkeys(painters)),
         kept=KeptPictures(settings.kept, settings.kept_bytes),
         measures=measures,
     )
