@@ -53,7 +53,9 @@ def can_run(words: list[str], folder: Path) -> bool:
     on_cards = re.search(r"cuda|--max-vram \d+ ", f"{line} ") and "--rig" not in words
     paints = words[0] == "generate" and (on_cards or "--image" in words or "--model" in words)
     stays = words[0] == "serve"
-    return there and not (paints or stays or on_cards) and not re.search(r"\b(FOLDER|FILE|IN|OUT|PLAN|TOPIC)\b", line)
+    downloads = len(words) > 1 and re.fullmatch(r"[\w.-]+/[\w.-]+", words[1]) and not (folder / words[1]).exists()
+    asks_for_more = re.search(r"\b(FOLDER|FILE|IN|OUT|PLAN|TOPIC)\b", line)
+    return there and not (paints or stays or on_cards or downloads or asks_for_more)
 
 
 def commands_of(page: Path, folder: Path) -> Iterator[list[str]]:
