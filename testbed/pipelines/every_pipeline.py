@@ -11,6 +11,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import dovetail
+from dovetail.compiler.devices.device import Device
 
 from .more_pipelines import MORE_PIPELINES
 from .seen_pipelines import SEEN_PIPELINES
@@ -75,11 +76,16 @@ def meaningful(found: list[torch.Tensor]) -> bool:
     return bool(found) and all(bool(one.isfinite().all()) for one in found) and any(one.std() > 0 for one in found)
 
 
-def compare(name: str, devices: tuple[str, ...] = DEVICES) -> dict[str, str]:
-    """Compares a pipeline with itself in eager over the same memory; says `equal`, or what else, for each backend."""
+def compare(name: str, devices: tuple[str, ...] = DEVICES, card: str = "cpu") -> dict[str, str]:
+    """Compares a pipeline with itself in eager on a card, or on the CPU, which simulated devices equal.
+
+    Says `equal`, or what else, for each backend, over the same memory.
+    """
     try:
         pipe, call = EVERY_PIPELINE[name]()
+        pipe.to(Device.named(card).torch)
         expected = result(pipe, call)
+        pipe.to("cpu")
     except Exception as error:
         return dict.fromkeys(devices, f"in eager, {_first_line(error)}")
     if not meaningful(expected):
