@@ -16,7 +16,7 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
-from diffusers import FluxTransformer2DModel
+from diffusers import AutoencoderKL, FluxTransformer2DModel
 
 import dovetail
 from dovetail.compiler.checkpoints.quantized_types import QUANT_TYPES, packed_shape
@@ -322,6 +322,24 @@ def predicted_memory(cards: Sequence[str]) -> str:
     return f"measured of predicted, resident and staged: {' '.join(seen)}"
 
 
+def decoder_memory(cards: Sequence[str]) -> str:
+    """The predicted peak of a decoder in bfloat16, whose convolutions copy on CUDA what they read and write."""
+    side, wide = (8, 32) if all(Device.named(card).is_simulated for card in cards) else (64, 128)
+    torch.manual_seed(0)
+    vae = AutoencoderKL(
+        block_out_channels=(wide, 2 * wide), layers_per_block=1, latent_channels=4, norm_num_groups=8,
+        down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
+    ).to(torch.bfloat16)  # fmt: skip
+    decoder, call = vae.decoder.eval(), {"sample": torch.randn(1, 4, 4 * side, 4 * side, dtype=torch.bfloat16)}
+    program = dovetail.compile(decoder, kwargs=call, backend=cards[0])
+    expected = simulate(program.program)[Device.named(cards[0])].total
+    (peak,) = peaks_of_calls(cards[:1], program, call)
+    is_real = not Device.named(cards[0]).is_simulated
+    assert 0.9 * expected <= peak if is_real else peak == expected, f"{peak}, predicted {expected}"
+    assert peak <= 1.05 * expected + is_real * WORKSPACE, f"{peak} bytes, predicted {expected}"
+    return f"measured of predicted, of a decoder on {cards[0]}: {peak / expected:.3f} of {expected} bytes"
+
+
 def streaming(cards: Sequence[str]) -> str:
     """Within a budget for about half of the weights the bits are those of weights that stay, and it is kept."""
     module, call = wide_subject(cards)
@@ -361,7 +379,7 @@ def reserved(cards: Sequence[str]) -> str:
 
 
 CHECKS: tuple[Callable[[Sequence[str]], str], ...] = (
-    layers, layers_with_the_host, rows, staging, residency, packed, waits, delays, memory, predicted_memory, streaming,
-    reserved,
+    layers, layers_with_the_host, rows, staging, residency, packed, waits, delays, memory, predicted_memory,
+    decoder_memory, streaming, reserved,
 )  # fmt: skip
 """All checks; each takes one card or several."""

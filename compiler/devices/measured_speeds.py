@@ -25,6 +25,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 _MOST = 32  # entries that are kept
 _LARGEST = 1 << 16  # bytes of the file
 _OPTIONAL = ("link", "peer")
+_KINDS = ("attention", "convolution")
 _RATES = (1e5, 1e18)  # the least and the most operations, or bytes, a second that a measurement gives
 _STARTS = (1e-9, 1.0)  # the same of the seconds in which an operation starts
 _ROWS, _ENOUGH = (8, 64, 512), 5e-3  # the first number of rows with which a product takes so many seconds is enough
@@ -99,15 +100,18 @@ def _speed(entry: object) -> Speed | None:
 
 
 def _believed(entry: dict[str, object]) -> Speed:
-    attends = dict(entry.get("attention") or {})  # type: ignore[call-overload]
     flops = {name: _within(entry[name], _RATES) for name in _DTYPES if name in entry}
-    attention = {str(name): _within(value, _RATES) for name, value in attends.items()}
+    attention, convolution = (_rates(entry.get(name)) for name in _KINDS)
     bandwidth, launch = _within(entry["bandwidth"], _RATES), _within(entry["launch"], _STARTS)
     link = _within(entry.get("link", bandwidth / 2), _RATES)
     peer = _within(entry["peer"], _RATES) if entry.get("peer") else 0.0
     if "float32" not in flops:
         raise ValueError("a speed has float32")
-    return Speed(flops, bandwidth, link, launch, "measured", attention, peer)
+    return Speed(flops, bandwidth, link, launch, "measured", attention, peer, convolution=convolution)
+
+
+def _rates(entry: object) -> dict[str, float]:
+    return {str(name): _within(value, _RATES) for name, value in dict(entry or {}).items()}  # type: ignore[call-overload]
 
 
 def _within(value: object, bounds: tuple[float, float]) -> float:
@@ -123,9 +127,9 @@ def _write(path: Path, entries: dict[str, Speed]) -> None:
 
 
 def _entry(one: Speed) -> dict[str, object]:
-    attention = {"attention": dict(one.attention)} if one.attention else {}
+    kinds = {name: dict(getattr(one, name)) for name in _KINDS if getattr(one, name)}
     links = {name: getattr(one, name) for name in _OPTIONAL if getattr(one, name)}
-    return {**one.flops, "bandwidth": one.bandwidth, "launch": one.launch, **links, **attention}
+    return {**one.flops, "bandwidth": one.bandwidth, "launch": one.launch, **links, **kinds}
 
 
 def _key() -> str:

@@ -62,10 +62,10 @@ class Speed:
     """What large operations reach on a device: operations a second by dtype, bytes a second, seconds to start one.
 
     ``flops`` has float32 at least; a dtype that it does not name computes as float32 does. ``attention`` has what
-    attention reaches, by dtype, where that differs. ``link`` is the way from the host's memory, in one direction; that
-    of the host to itself is a copy within its memory. ``peer`` is the way to another device of the same ``label``: 0
-    where there is none but through the host, None where it is as fast as ``link``. ``spread`` is the part of a time
-    that it may be off by, 0 if measured.
+    attention reaches, by dtype, and ``convolution`` what convolutions do, where that differs. ``link`` is the way from
+    the host's memory, in one direction; that of the host to itself is a copy within its memory. ``peer`` is the way to
+    another device of the same ``label``: 0 where there is none but through the host, None where it is as fast as
+    ``link``. ``spread`` is the part of a time that it may be off by, 0 if measured.
     """
 
     flops: Mapping[str, float] = field(hash=False)
@@ -76,14 +76,18 @@ class Speed:
     attention: Mapping[str, float] = field(default_factory=dict, hash=False)
     peer: float | None = None
     spread: float = 0.0
+    convolution: Mapping[str, float] = field(default_factory=dict, hash=False)
 
-    def seconds(self, flops: float, nbytes: float, dtype: str, attention: bool = False) -> float:
+    def seconds(
+        self, flops: float, nbytes: float, dtype: str, attention: bool = False, convolution: bool = False
+    ) -> float:
         """The time of one operation: of its arithmetic or of its memory traffic, whichever is longer, and its start."""
-        return max(flops / self.rate(dtype, attention), nbytes / self.bandwidth) + self.launch
+        return max(flops / self.rate(dtype, attention, convolution), nbytes / self.bandwidth) + self.launch
 
-    def rate(self, dtype: str, attention: bool = False) -> float:
-        """Operations a second in a dtype, of products or of attention."""
-        known = {**self.flops, **self.attention} if attention else self.flops
+    def rate(self, dtype: str, attention: bool = False, convolution: bool = False) -> float:
+        """Operations a second in a dtype, of products, of attention or of convolutions."""
+        beside = self.attention if attention else self.convolution if convolution else {}
+        known = {**self.flops, **beside}
         return known.get(dtype, known["float32"])
 
     @property
@@ -214,7 +218,12 @@ def _by_rates(speed: Speed, rates: Rates | None) -> Speed:
         return speed
     halves = _HALVES[:1] if speed.lacks_bfloat16 else _HALVES
     products, attention = (dict.fromkeys(halves, one * TERA) for one in (rates.products, rates.attention))
-    return replace(speed, flops={**speed.flops, **products}, attention={**speed.attention, **attention})
+    return replace(
+        speed,
+        flops={**speed.flops, **products},
+        attention={**speed.attention, **attention},
+        convolution={**speed.convolution, **products},
+    )
 
 
 def _speed(device: Device, memory: Memory, host: Speed) -> Speed:

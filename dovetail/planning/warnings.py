@@ -48,7 +48,12 @@ def _of_bfloat16(parts: Sequence[Part], speeds: Speeds) -> Iterator[str]:
 def in_float16(speeds: Speeds) -> Speeds:
     """The speeds of what is computed in bfloat16 if it were float16, on the devices where that is much quicker."""
     cards = {
-        device: replace(one, flops=_as_float16(one.flops), attention=_as_float16(one.attention))
+        device: replace(
+            one,
+            flops=_as_float16(one.flops),
+            attention=_as_float16(one.attention),
+            convolution=_as_float16(one.convolution),
+        )
         for device, one in speeds.devices.items()
         if one.lacks_bfloat16
     }

@@ -30,7 +30,8 @@ class OpCost:
     """Floating-point operations, bytes read and written, and the dtype in which it computes.
 
     ``whole`` are those of the bytes read that each device reads that computes some columns of the result.
-    ``attention`` says that it is an attention, of which devices reach another part of their figures than of a product.
+    ``attention`` and ``convolution`` say that it is one, of which devices reach another part of their figures than of a
+    product.
     """
 
     flops: float = 0.0
@@ -39,11 +40,14 @@ class OpCost:
     dtype: str = "float32"
     whole: int = 0
     attention: bool = False
+    convolution: bool = False
 
     def seconds(self, speed: Speed) -> float:
         """The time on a device; nothing for what neither computes nor touches memory."""
         nbytes = self.read + self.written
-        return speed.seconds(self.flops, nbytes, self.dtype, self.attention) if self.flops or nbytes else 0.0
+        if not self.flops and not nbytes:
+            return 0.0
+        return speed.seconds(self.flops, nbytes, self.dtype, self.attention, self.convolution)
 
     def part(self, share: float) -> OpCost:
         """What a device does of it that makes a share of the columns: all of the input, a share of the rest."""
@@ -63,7 +67,8 @@ def cost_of(node: Node) -> OpCost:
     written = sum(map(_nbytes, results))
     read = written if node.target in _LOOKUPS else sum(map(_nbytes, operands))
     whole = _nbytes(operands[0]) if node.target in LINEAR else 0
-    return OpCost(_flops(node), read, written, _dtype(results, operands), whole, node.target in _ATTENTIONS)
+    kinds = node.target in _ATTENTIONS, node.target in _CONVOLUTIONS
+    return OpCost(_flops(node), read, written, _dtype(results, operands), whole, *kinds)
 
 
 def _nbytes(tensor: TensorType) -> int:
@@ -140,6 +145,7 @@ _FORMULAS: dict[Any, Callable[[Sequence[Any], Shape], float]] = {
 }  # fmt: skip
 
 _ATTENTIONS = frozenset({_ATEN.scaled_dot_product_attention.default})
+_CONVOLUTIONS = frozenset(target for target, formula in _FORMULAS.items() if formula in (_convolution, _transposed))
 
 _LOOKUPS = frozenset(
     {_ATEN.embedding.default, _OURS.quantized_embedding.default, _ATEN.index.Tensor, _ATEN.gather.default,

@@ -80,7 +80,7 @@ def _is_one(typed: str, found: str) -> bool:
 def key_of(label: str, pair: tuple[Device, Device] | None = None) -> str:
     """What a card's speed is kept under, or that of copies between two; with another PyTorch it is measured again."""
     cards = f"{label}, {pair[0]} and {pair[1]}" if pair else label
-    return f"{cards}, torch {torch.__version__}"
+    return f"{cards}, torch {torch.__version__}, with convolutions"
 
 
 def forget() -> None:
@@ -131,13 +131,14 @@ def _tried(measure: Callable[[], T], devices: tuple[Device, ...], label: str) ->
 
 
 def measure_card(device: torch.device) -> Speed:
-    """Times products and attention in each dtype, an addition, copies and the start of an operation on a device."""
+    """Times products, attention and convolutions, an addition, copies and the start of an operation on a device."""
     there = accelerator_of(device)
     with torch.inference_mode(), there.uncounted():
         flops = dict(_by_dtype(lambda dtype: _products(there, dtype), _DTYPES))
         attention = dict(_by_dtype(lambda dtype: _attention(there, dtype), _HALVES))
+        convolution = dict(_by_dtype(lambda dtype: _convolution(there, dtype), _HALVES))
         bandwidth, link = _bandwidth(there), _link(there)
-        return Speed(flops, bandwidth, link, _launch(there), "measured", attention, 0.0)
+        return Speed(flops, bandwidth, link, _launch(there), "measured", attention, 0.0, convolution=convolution)
 
 
 def measure_peer(device: torch.device, twin: torch.device) -> float:
@@ -155,22 +156,27 @@ def _by_dtype(rate: Callable[[torch.dtype], float], names: tuple[str, ...]) -> I
 
 
 def _grown(work: Callable[[int], Callable[[], object]], there: Accelerator, flops: Callable[[int], float]) -> float:
-    """Operations a second of the first size that takes some milliseconds, or of the largest one."""
-    rate = 0.0
+    """Operations a second of the first size that takes some milliseconds, or of the largest one; the most so far."""
+    return max(_by_size(work, there, flops))
+
+
+def _by_size(
+    work: Callable[[int], Callable[[], object]], there: Accelerator, flops: Callable[[int], float]
+) -> Iterator[float]:
+    """Operations a second of each size, up to the first one that takes some milliseconds."""
     for size in _SIZES:
         once = work(size)
         took = best_of(once, 1, there.synchronize)
         if took < _ENOUGH:  # many at once, as one is over before the host has seen it
             took = best_of(lambda: [once() for _ in range(_REPEATS)], 2, there.synchronize) / _REPEATS  # noqa: B023
-        rate = max(rate, flops(size) / took)
+        yield flops(size) / took
         if took >= _ENOUGH:
-            break
-    return rate
+            return
 
 
 def _products(there: Accelerator, dtype: torch.dtype) -> float:
     def work(size: int) -> Callable[[], object]:
-        a, b = (torch.ones(size, size, dtype=dtype, device=there.device) for _ in "ab")
+        a, b = (torch.randn(size, size, dtype=dtype, device=there.device) for _ in "ab")  # ones would be quicker
         return lambda: a @ b
 
     return _grown(work, there, lambda size: 2.0 * size**3)
@@ -180,10 +186,23 @@ def _attention(there: Accelerator, dtype: torch.dtype) -> float:
     heads, width = 16, 64
 
     def work(size: int) -> Callable[[], object]:
-        q, k, v = (torch.ones(1, heads, size, width, dtype=dtype, device=there.device) for _ in "qkv")
+        q, k, v = (torch.randn(1, heads, size, width, dtype=dtype, device=there.device) for _ in "qkv")
         return lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v)
 
     return _grown(work, there, lambda size: 4.0 * heads * width * size**2)
+
+
+def _convolution(there: Accelerator, dtype: torch.dtype) -> float:
+    """Of 128 channels, up to 512², which no cache holds: cards reach a fraction there of what products reach."""
+    channels, part = 128, 8
+
+    def work(size: int) -> Callable[[], object]:
+        picture = torch.randn(1, channels, size // part, size // part, dtype=dtype, device=there.device)
+        weight = torch.randn(channels, channels, 3, 3, dtype=dtype, device=there.device)
+        return lambda: torch.nn.functional.conv2d(picture, weight, padding=1)
+
+    *_, last = _by_size(work, there, lambda size: 2.0 * 9 * channels**2 * (size // part) ** 2)
+    return last
 
 
 def _bandwidth(there: Accelerator) -> float:
@@ -223,6 +242,6 @@ def scaled(speed: Speed, computing: float = 1.0, loading: float = 1.0) -> Speed:
     if not all(math.isfinite(one) and one > 0 for one in (computing, loading)):
         raise ValueError(f"a speed cannot be {computing:g} and {loading:g} times another")
     return replace(
-        speed, flops=slower(speed.flops), attention=slower(speed.attention), bandwidth=speed.bandwidth / computing,
-        launch=speed.launch * computing, link=speed.link / loading, spread=0.0,
+        speed, flops=slower(speed.flops), attention=slower(speed.attention), convolution=slower(speed.convolution),
+        bandwidth=speed.bandwidth / computing, launch=speed.launch * computing, link=speed.link / loading, spread=0.0,
     )  # fmt: skip

@@ -52,7 +52,7 @@ def off_by(row: Row, work: dict[str, Counter[OpCost]]) -> float:
 
 def costs_of(program: Program) -> list[list[object]]:
     """The costs of a program's operations, each with how often it occurs; nothing for those that are free."""
-    found = Counter(replace(cost_of(node), whole=0) for node in program.ops())
+    found = Counter(replace(cost_of(node), whole=0, convolution=False) for node in program.ops())
     return [
         [one.flops, one.read, one.written, one.dtype, one.attention, count]
         for one, count in found.items()

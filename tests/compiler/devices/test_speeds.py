@@ -159,6 +159,13 @@ def test_an_integrated_card_beside_another_one_is_planned_and_comes_last() -> No
     assert slow.rate("float16") < 0.1 * fast.rate("float16")
 
 
+def test_convolutions_have_a_rate_of_their_own_where_it_was_measured() -> None:
+    speed = replace(SLOW, flops={"float32": 1e12, "float16": 8e12}, convolution={"float16": 2e12})
+    assert speed.rate("float16", convolution=True) == 2e12
+    assert speed.rate("float32", convolution=True) == 1e12
+    assert speed.rate("float16") == replace(speed, convolution={}).rate("float16", convolution=True) == 8e12
+
+
 def test_attention_has_a_rate_of_its_own() -> None:
     speed = speeds_of(Rig.parse("cuda0=80GiB@H100"))[Device("cuda")]
     product, attention = (speed.seconds(1e15, 0, "bfloat16", one) for one in (False, True))
@@ -237,11 +244,12 @@ def test_no_card_is_slower_in_float16_than_in_float32(card: Card) -> None:
 
 
 def test_what_was_measured_of_a_card_is_kept_with_its_links_and_attention(tmp_path: Path) -> None:
-    file, speed = tmp_path / "speeds.json", replace(SLOW, attention={"float16": 5e9}, peer=7e9)
+    file, speed = tmp_path / "speeds.json", replace(SLOW, attention={"float16": 5e9}, peer=7e9, convolution={"float16": 4e9})
     assert keep_speed(file, "card", speed)
     kept = measured_before("card", file)
     assert kept is not None
     assert (kept.flops, kept.attention, kept.peer, kept.link) == (SLOW.flops, {"float16": 5e9}, 7e9, SLOW.link)
+    assert kept.convolution == {"float16": 4e9}
     assert measured_before("another", file) is None
 
 
@@ -304,6 +312,7 @@ GOOD: dict[str, object] = {"float32": 1e11, "bandwidth": 1e10, "launch": 1e-5}
         {**GOOD, "peer": float("nan")},
         {**GOOD, "peer": -5},
         {**GOOD, "attention": 3},
+        {**GOOD, "convolution": {"float16": "much"}},
         {**GOOD, "attention": {"float16": 1e-9}},
     ],
 )

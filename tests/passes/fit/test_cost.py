@@ -115,3 +115,11 @@ def test_a_coarse_chain_has_the_same_weights_and_time() -> None:
     assert (coarse.nbytes, coarse.live) == (chain.nbytes, chain.live)
     assert abs(coarse.seconds(SPEED) - chain.seconds(SPEED)) < 1e-12
     assert {part.largest for part in coarse.parts} == {chain.parts[0].nbytes}
+
+
+def test_a_convolution_takes_what_convolutions_were_measured_to_take() -> None:
+    program = trace(nn.Conv2d(4, 8, 3).half(), (torch.ones(1, 4, 256, 256).half(),))
+    cost = cost_of(next(iter(program.ops())))
+    assert cost.convolution
+    known = Speed({"float32": 1e9}, 1e15, 1e9, 0.0, convolution={"float16": 5e8})
+    assert cost.seconds(known) == 2 * cost.seconds(replace(known, convolution={})) > 0
