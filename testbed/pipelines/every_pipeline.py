@@ -79,12 +79,13 @@ def meaningful(found: list[torch.Tensor]) -> bool:
 def compare(name: str, devices: tuple[str, ...] = DEVICES, card: str = "cpu") -> dict[str, str]:
     """Compares a pipeline with itself in eager on a card, or on the CPU, which simulated devices equal.
 
-    Says `equal`, or what else, for each backend, over the same memory.
+    Says `equal`, or what else, for each backend, over the same memory. Eager is called twice on a card, for on some its
+    first call of a pipeline that fills in pictures differs from all later ones.
     """
     try:
         pipe, call = EVERY_PIPELINE[name]()
         pipe.to(Device.named(card).torch)
-        expected = result(pipe, call)
+        expected = [result(pipe, call) for _ in range(1 if card == "cpu" else 2)][-1]
         pipe.to("cpu")
     except Exception as error:
         return dict.fromkeys(devices, f"in eager, {_first_line(error)}")

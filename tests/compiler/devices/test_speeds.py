@@ -244,12 +244,13 @@ def test_no_card_is_slower_in_float16_than_in_float32(card: Card) -> None:
 
 
 def test_what_was_measured_of_a_card_is_kept_with_its_links_and_attention(tmp_path: Path) -> None:
-    file, speed = tmp_path / "speeds.json", replace(SLOW, attention={"float16": 5e9}, peer=7e9, convolution={"float16": 4e9})
+    file, convolution = tmp_path / "speeds.json", {"float16": 4e9}
+    speed = replace(SLOW, attention={"float16": 5e9}, peer=7e9, convolution=convolution)
     assert keep_speed(file, "card", speed)
     kept = measured_before("card", file)
     assert kept is not None
     assert (kept.flops, kept.attention, kept.peer, kept.link) == (SLOW.flops, {"float16": 5e9}, 7e9, SLOW.link)
-    assert kept.convolution == {"float16": 4e9}
+    assert kept.convolution == convolution
     assert measured_before("another", file) is None
 
 
