@@ -88,6 +88,17 @@ class Accelerator:
         """Returns a CPU tensor in memory that copies to this device need not stage."""
         return tensor
 
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Whether a CPU tensor lies in memory that copies to this device need not stage."""
+        return True
+
+    def empty_pinned_like(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Makes a CPU tensor of a form, with its strides, in memory for weights from which copies need not be staged.
+
+        None where there is no such memory, or the tensor does not fill the memory that it lies in.
+        """
+        return None
+
     def source(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor from which a CPU tensor is to be copied to this device, over the same memory."""
         return tensor
@@ -218,15 +229,29 @@ class StreamAccelerator(Accelerator):
 
         One that lies there already is returned itself, and so is one for which there is no room.
         """
-        memory = _PINNED.setdefault(self.device.type, PinnedMemory(self._pinned))
-        dense = torch.empty_like(tensor, device="meta").stride() == tensor.stride()
-        if not dense or memory.holds(tensor) or (found := memory.bytes(tensor.nbytes)) is None:
+        memory = self._pinned_memory
+        if memory.holds(tensor) or (made := self.empty_pinned_like(tensor)) is None:
             return tensor
-        return (
-            found.view(tensor.dtype)
-            .as_strided(tensor.size(), tensor.stride(), found.storage_offset() // tensor.dtype.itemsize)
-            .copy_(tensor)
-        )
+        return made.copy_(tensor)
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Whether a CPU tensor lies in pinned memory, which may be somebody else's."""
+        return self._pinned_memory.holds(tensor) or tensor.is_pinned()
+
+    def empty_pinned_like(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Makes a CPU tensor of a form, with its strides, in pinned memory for weights; None where there is no room.
+
+        None also for a tensor that does not fill the memory that it lies in.
+        """
+        dense = torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+        if not dense or (found := self._pinned_memory.bytes(tensor.nbytes)) is None:
+            return None
+        start = found.storage_offset() // tensor.dtype.itemsize
+        return found.view(tensor.dtype).as_strided(tensor.size(), tensor.stride(), start)
+
+    @property
+    def _pinned_memory(self) -> PinnedMemory:
+        return _PINNED.get(self.device.type) or _PINNED.setdefault(self.device.type, PinnedMemory(self._pinned))
 
     def source(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor to copy a CPU tensor from: PyTorch keeps what it pinned until copies from it are done."""
@@ -308,6 +333,11 @@ class SimAccelerator(StreamAccelerator):
     def _empty_pinned(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         made: torch.Tensor = self._module.empty_pinned(size, stride, dtype)
         return made
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Whether a CPU tensor lies in memory that counts as pinned."""
+        noted: bool = self._module.is_pinned(tensor)
+        return noted
 
     def bound(self, nbytes: int | None) -> None:
         """Does nothing: the capacity of a simulated device is its bound, and nothing is held that is not in use."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from ...compiler.ir.staging import offsets
 from ...compiler.ir.weight import Weight
 from ...compiler.spec.residency import Residency
 from ...compiler.states.parts import pieces
+from ...compiler.units import format_bytes
 from ..devices.accelerator import accelerator_of
 from .adapter_weights import AdapterWeights
 from .at_rest import memory_for, place_in
@@ -28,12 +30,16 @@ from .fetching import fetched_weight
 from .kept import KeptLoad, KeptSlots, Place
 from .origin import HOST, FileOrigin, Origin
 from .origins import located, origins_in, origins_of
-from .scheduled import kept, readers, staying
+from .scheduled import coming, kept, readers, staying
 from .seen import ModuleWeights
 from .source import WeightSource
 from .staging import SlotSizes, StagedLoad, Staging
 from .store import Store
 from .stored_weight import Numbers, StoredWeight
+
+logger = logging.getLogger(__name__)
+
+_TELLING = 2**20  # bytes that are copied slowly before that is said
 
 Find = Callable[[], Mapping[str, StoredWeight]]
 """Gives the weights that a program may read, by name."""
@@ -71,6 +77,8 @@ class ProgramWeights(WeightSource):
         self._kept: dict[str, set[tuple[Part | None, torch.device]]] = {}
         self._homes: dict[str, Device] = {}
         self._parts: dict[str, list[Weight]] = {}
+        self._sent_from_others: list[torch.device] = []
+        self._has_told = False
 
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, torch.Tensor], program: Program) -> ProgramWeights:
@@ -148,6 +156,39 @@ class ProgramWeights(WeightSource):
         """Whether somebody changed weights of the module that shows them; they are to be loaded again then."""
         return self._module is not None and self._module.is_changed()
 
+    def settle(self) -> None:
+        """Moves parameters that stay somebody else's, and come for calls, to where copies from them need not stage.
+
+        They stay the objects that they are. Those whose memory somebody else sees stay where they lie, which is said
+        once. To be called before weights are brought, and their memory is noted anew.
+        """
+        if self._module is None:
+            return
+        with self.store.lock:
+            found = self._found or {}
+            left: list[torch.Tensor] = []
+            has_moved = False
+            for there, names in coming(self._program).items():
+                tensors = [found[name].tensor for name in names if name in found and found[name].borrowed]
+                stays, moved = self._module.pin(tensors, accelerator_of(there))
+                left, has_moved = [*left, *stays], has_moved or moved
+            if has_moved:
+                self._look()
+        self._tell_of(left)
+
+    def _tell_of(self, left: Sequence[torch.Tensor]) -> None:
+        nbytes = sum(one.nbytes for one in {id(one): one for one in left}.values())
+        if nbytes < _TELLING or self._has_told:
+            return
+        self._has_told = True
+        logger.warning(
+            "%d weights of %s (%s) rest in memory that is not pinned, for something else sees it, or a file or NumPy "
+            "has it: each call copies them to the device several times as slowly: let go of what holds them (a "
+            "state_dict(), views, gradients) and call unload(), give each memory of its own (p.data = p.data.clone()), "
+            "or name their files (weights=…)",
+            len(left), self._program.name, format_bytes(nbytes),
+        )  # fmt: skip
+
     def missing(self, program: Program) -> list[str]:
         """The names of weights that are not here, or have no data; looks for them afresh."""
         self._look()
@@ -175,6 +216,8 @@ class ProgramWeights(WeightSource):
             one = self._stored(weight)
             one.check(weight)
             data = one.tensor if weight.is_number else self.store.fetch(one, weight, device).detach()
+            if one.borrowed:  # and may be written when this returns
+                accelerator_of(device).finish()
             return data if data.is_inference() else data.requires_grad_(self._requires_grad(weight))
 
     @contextmanager
@@ -191,7 +234,18 @@ class ProgramWeights(WeightSource):
                 yield
         except BaseException:
             self._slots.settle()
+            with suppress(RuntimeError):  # of a device that is lost, which has been told
+                self._wait_for_copies()
             raise
+        self._wait_for_copies()
+
+    def _wait_for_copies(self) -> None:
+        """Blocks the host until what is somebody else's was read, who may write it when a call returns."""
+        for device in self._sent_from_others:
+            there = accelerator_of(device)
+            event = there.record(there.side_stream("weights"))
+            if event is not None:
+                event.synchronize()
 
     def _let_others_go(self) -> None:
         """Keeps of the weights that this program reads only what it keeps itself."""
@@ -347,6 +401,11 @@ class ProgramWeights(WeightSource):
         self._readers, self._staying = readers(self._program), staying(self._program)
         self._kept = kept(self._program)
         self._parts, self._homes, self._found = parts, homes, found
+        self._sent_from_others = [
+            device
+            for device, names in coming(self._program).items()
+            if any(name in found and found[name].borrowed and found[name].is_on(HOST) for name in names)
+        ]
 
     def _stored(self, weight: Weight) -> StoredWeight:
         if (adapter := self.adapters.known(weight)) is not None:
