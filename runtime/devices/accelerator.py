@@ -23,6 +23,8 @@ Event = Any
 """An event of whatever device module it came from, or None on a device without streams."""
 
 
+_AS_IT_IS: AbstractContextManager[object] = nullcontext()
+
 _FRESH = 0.2  # seconds for which an answer of the driver, which takes a while, is good enough
 
 
@@ -197,7 +199,9 @@ class StreamAccelerator(Accelerator):
             self._module.set_stream(stream)
 
     def as_current(self) -> AbstractContextManager[object]:
-        """Makes the device the one that this thread's launches go to for a while."""
+        """Makes the device the one that this thread's launches go to for a while, if it is not that already."""
+        if self._module.current_device() == self.device.index:  # asking costs less than changing to it and back
+            return _AS_IT_IS
         context: AbstractContextManager[object] = self._module.device(self.device)
         return context
 
