@@ -105,6 +105,10 @@ class Accelerator:
         """The tensor from which a CPU tensor is to be copied to this device, over the same memory."""
         return tensor
 
+    def stretch(self, address: int, nbytes: int) -> torch.Tensor | None:
+        """Bytes of pinned memory for weights from an address on, to be copied to this device; None if they are not."""
+        return None
+
     def empty_on_host(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Makes a CPU tensor that copies from this device need not stage."""
         return torch.empty_strided(size, stride, dtype=dtype)
@@ -262,6 +266,11 @@ class StreamAccelerator(Accelerator):
         memory = _PINNED.get(self.device.type)
         return tensor if memory is None or type(tensor) is not torch.Tensor else memory.as_pinned(tensor)
 
+    def stretch(self, address: int, nbytes: int) -> torch.Tensor | None:
+        """Bytes of pinned memory for weights from an address on, over the storage that PyTorch pinned."""
+        memory = _PINNED.get(self.device.type)
+        return None if memory is None else memory.stretch(address, nbytes)
+
     def empty_on_host(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Makes a CPU tensor that copies from this device need not stage, where the system pins memory."""
         try:
@@ -340,7 +349,7 @@ class SimAccelerator(StreamAccelerator):
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         """Whether a CPU tensor lies in memory that counts as pinned."""
-        noted: bool = self._module.is_pinned(tensor)
+        noted: bool = self._pinned_memory.holds(tensor) or self._module.is_pinned(tensor)
         return noted
 
     def bound(self, nbytes: int | None) -> None:

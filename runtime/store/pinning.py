@@ -9,6 +9,7 @@ the weight meanwhile counts as somebody. Of a weight that does not move, nothing
 from __future__ import annotations
 
 import ctypes
+import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -18,9 +19,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...compiler.units import format_bytes
 from ..devices.accelerator import Accelerator
 from .origin import HOST
 from .stored_weight import ORDINARY
+
+logger = logging.getLogger(__name__)
+
+_TELLING = 2**20
+"""Bytes; fewer are copied in no time."""
 
 _call: Callable[[Any], Any] = partial.__call__
 _copy_bytes = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(
@@ -44,6 +51,21 @@ def pin_in_place(tensors: Iterable[torch.Tensor], there: Accelerator) -> tuple[l
         else:
             left.append(tensor)
     return left, has_moved
+
+
+def tell_of(left: Sequence[torch.Tensor], owner: str) -> bool:
+    """Says of tensors that lie elsewhere what that costs, and the ways out; returns whether there was that to say."""
+    nbytes = sum(one.nbytes for one in {id(one): one for one in left}.values())
+    if nbytes < _TELLING:
+        return False
+    logger.warning(
+        "%d weights of %s (%s) rest in memory that is not pinned: something else sees it, a file or NumPy has it, or "
+        "no more can be pinned: each call copies them to the device several times as slowly: let go of what holds them "
+        "(a state_dict(), views, gradients) and call unload(), give each memory of its own (p.data = p.data.clone()), "
+        "or name their files (weights=…)",
+        len(left), owner, format_bytes(nbytes),
+    )  # fmt: skip
+    return True
 
 
 def _moves(tensor: torch.Tensor, there: Accelerator) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -22,24 +21,23 @@ from ...compiler.ir.staging import offsets
 from ...compiler.ir.weight import Weight
 from ...compiler.spec.residency import Residency
 from ...compiler.states.parts import pieces
-from ...compiler.units import format_bytes
 from ..devices.accelerator import accelerator_of
 from .adapter_weights import AdapterWeights
 from .at_rest import memory_for, place_in
 from .fetching import fetched_weight
 from .kept import KeptLoad, KeptSlots, Place
+from .landing import Landing
 from .origin import HOST, FileOrigin, Origin
 from .origins import located, origins_in, origins_of
+from .pinning import tell_of
 from .scheduled import coming, kept, readers, staying
 from .seen import ModuleWeights
 from .source import WeightSource
-from .staging import SlotSizes, StagedLoad, Staging
+from .staging import Slot, SlotSizes, StagedLoad, Staging
 from .store import Store
 from .stored_weight import Numbers, StoredWeight
 
-logger = logging.getLogger(__name__)
-
-_TELLING = 2**20  # bytes that are copied slowly before that is said
+_MOST_LANDINGS = 1024
 
 Find = Callable[[], Mapping[str, StoredWeight]]
 """Gives the weights that a program may read, by name."""
@@ -79,6 +77,7 @@ class ProgramWeights(WeightSource):
         self._parts: dict[str, list[Weight]] = {}
         self._sent_from_others: list[torch.device] = []
         self._has_told = False
+        self._landings: dict[int, Landing] = {}
 
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, torch.Tensor], program: Program) -> ProgramWeights:
@@ -174,20 +173,7 @@ class ProgramWeights(WeightSource):
                 left, has_moved = [*left, *stays], has_moved or moved
             if has_moved:
                 self._look()
-        self._tell_of(left)
-
-    def _tell_of(self, left: Sequence[torch.Tensor]) -> None:
-        nbytes = sum(one.nbytes for one in {id(one): one for one in left}.values())
-        if nbytes < _TELLING or self._has_told:
-            return
-        self._has_told = True
-        logger.warning(
-            "%d weights of %s (%s) rest in memory that is not pinned, for something else sees it, or a file or NumPy "
-            "has it: each call copies them to the device several times as slowly: let go of what holds them (a "
-            "state_dict(), views, gradients) and call unload(), give each memory of its own (p.data = p.data.clone()), "
-            "or name their files (weights=…)",
-            len(left), self._program.name, format_bytes(nbytes),
-        )  # fmt: skip
+        self._has_told = self._has_told or tell_of(left, self._program.name)
 
     def missing(self, program: Program) -> list[str]:
         """The names of weights that are not here, or have no data; looks for them afresh."""
@@ -264,9 +250,14 @@ class ProgramWeights(WeightSource):
             for one, weight in found:
                 self._check_whole(one, weight)
 
-        def fill(memory: torch.Tensor) -> list[torch.Tensor]:
-            places = [partial(place_in, memory, start) for start in offsets(weights)[0]]
-            landed = [self._landed(*one, memory.device, place) for one, place in zip(found, places, strict=True)]
+        landing = self._landing(weights)
+
+        def fill(to: Slot) -> list[torch.Tensor]:
+            if to.memory.device == HOST:
+                places = [partial(place_in, to.memory, start) for start in offsets(weights)[0]]
+                landed = [self._landed(*one, HOST, place) for one, place in zip(found, places, strict=True)]
+            else:
+                landed = landing.fill(found, to.memory, to.places.setdefault(landing, {}), self._into)
             return list(map(self._as_read, weights, landed))
 
         return self._staging.start(device, slot, fill, partial(self.release, weights), what)
@@ -343,6 +334,18 @@ class ProgramWeights(WeightSource):
                     one.staged[weight.which, weight.quant, device] = tensor
         return list(map(self._as_read, (weight for _, weight in found), tensors))
 
+    def _landing(self, weights: Sequence[Weight]) -> Landing:
+        """How the weights of a load land, the same for the same list."""
+        known = self._landings.get(id(weights))
+        if known is None or known.weights is not weights:
+            if len(self._landings) >= _MOST_LANDINGS:  # of steps that were made anew meanwhile
+                self._landings.clear()
+            known = self._landings[id(weights)] = Landing(self.store, weights)
+        return known
+
+    def _into(self, one: StoredWeight, weight: Weight, place: torch.Tensor) -> torch.Tensor:
+        return self._landed(one, weight, place.device, lambda *_: place)
+
     def _landed(
         self,
         one: StoredWeight,
@@ -382,6 +385,7 @@ class ProgramWeights(WeightSource):
         """Lets go of what was brought and is in no module; it is read again."""
         self._staging.drop()
         self._slots.clear()
+        self._landings.clear()
         for one in (self._found or {}).values():
             self.store.drop(one)
 
