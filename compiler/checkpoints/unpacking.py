@@ -44,14 +44,18 @@ def sizes_on(host: bool, room: int | None = None) -> Sizes:
     """
     if host:
         return HOST
-    fitting = [Sizes(DEVICE.piece >> by, DEVICE.chunk >> by) for by in range(_HALVINGS + 1)]
     if room is None:
-        return fitting[0]
-    return next((one for one in fitting if 2 * _most(one) <= room), fitting[-1])
+        return DEVICE
+    return next((one for one, needed in _FITTING if needed <= room), _FITTING[-1][0])
 
 
 def _most(sizes: Sizes) -> int:
     return sizes.chunk + sizes.piece * max(_OTHERS_PER_NUMBER, *_PER_NUMBER.values())
+
+
+_HALVED = [Sizes(DEVICE.piece >> by, DEVICE.chunk >> by) for by in range(_HALVINGS + 1)]
+_FITTING = [(one, 2 * _most(one)) for one in _HALVED]
+"""The sizes for a device, and the bytes that must be free there; it is asked for at each product."""
 
 
 def scratch_bytes(quant: str, rows: int, columns: int, itemsize: int, sizes: Sizes) -> int:

@@ -201,6 +201,7 @@ class CompiledModule:
             if self._executor.is_bound:  # another thread has brought them meanwhile
                 return
             with phase(READING):
+                weights.settle()
                 self._executor.bind(weights)
                 Brought.times += 1
                 note_read(self._bytes_brought())

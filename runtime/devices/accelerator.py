@@ -23,6 +23,8 @@ Event = Any
 """An event of whatever device module it came from, or None on a device without streams."""
 
 
+_AS_IT_IS: AbstractContextManager[object] = nullcontext()
+
 _FRESH = 0.2  # seconds for which an answer of the driver, which takes a while, is good enough
 
 
@@ -88,9 +90,24 @@ class Accelerator:
         """Returns a CPU tensor in memory that copies to this device need not stage."""
         return tensor
 
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Whether a CPU tensor lies in memory that copies to this device need not stage."""
+        return True
+
+    def empty_pinned_like(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Makes a CPU tensor of a form, with its strides, in memory for weights from which copies need not be staged.
+
+        None where there is no such memory, or the tensor does not fill the memory that it lies in.
+        """
+        return None
+
     def source(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor from which a CPU tensor is to be copied to this device, over the same memory."""
         return tensor
+
+    def stretch(self, address: int, nbytes: int) -> torch.Tensor | None:
+        """Bytes of pinned memory for weights from an address on, to be copied to this device; None if they are not."""
+        return None
 
     def empty_on_host(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Makes a CPU tensor that copies from this device need not stage."""
@@ -186,7 +203,9 @@ class StreamAccelerator(Accelerator):
             self._module.set_stream(stream)
 
     def as_current(self) -> AbstractContextManager[object]:
-        """Makes the device the one that this thread's launches go to for a while."""
+        """Makes the device the one that this thread's launches go to for a while, if it is not that already."""
+        if self._module.current_device() == self.device.index:  # asking costs less than changing to it and back
+            return _AS_IT_IS
         context: AbstractContextManager[object] = self._module.device(self.device)
         return context
 
@@ -218,20 +237,39 @@ class StreamAccelerator(Accelerator):
 
         One that lies there already is returned itself, and so is one for which there is no room.
         """
-        memory = _PINNED.setdefault(self.device.type, PinnedMemory(self._pinned))
-        dense = torch.empty_like(tensor, device="meta").stride() == tensor.stride()
-        if not dense or memory.holds(tensor) or (found := memory.bytes(tensor.nbytes)) is None:
+        memory = self._pinned_memory
+        if memory.holds(tensor) or (made := self.empty_pinned_like(tensor)) is None:
             return tensor
-        return (
-            found.view(tensor.dtype)
-            .as_strided(tensor.size(), tensor.stride(), found.storage_offset() // tensor.dtype.itemsize)
-            .copy_(tensor)
-        )
+        return made.copy_(tensor)
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Whether a CPU tensor lies in pinned memory, which may be somebody else's."""
+        return self._pinned_memory.holds(tensor) or tensor.is_pinned()
+
+    def empty_pinned_like(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Makes a CPU tensor of a form, with its strides, in pinned memory for weights; None where there is no room.
+
+        None also for a tensor that does not fill the memory that it lies in.
+        """
+        dense = torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+        if not dense or (found := self._pinned_memory.bytes(tensor.nbytes)) is None:
+            return None
+        start = found.storage_offset() // tensor.dtype.itemsize
+        return found.view(tensor.dtype).as_strided(tensor.size(), tensor.stride(), start)
+
+    @property
+    def _pinned_memory(self) -> PinnedMemory:
+        return _PINNED.get(self.device.type) or _PINNED.setdefault(self.device.type, PinnedMemory(self._pinned))
 
     def source(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor to copy a CPU tensor from: PyTorch keeps what it pinned until copies from it are done."""
         memory = _PINNED.get(self.device.type)
         return tensor if memory is None or type(tensor) is not torch.Tensor else memory.as_pinned(tensor)
+
+    def stretch(self, address: int, nbytes: int) -> torch.Tensor | None:
+        """Bytes of pinned memory for weights from an address on, over the storage that PyTorch pinned."""
+        memory = _PINNED.get(self.device.type)
+        return None if memory is None else memory.stretch(address, nbytes)
 
     def empty_on_host(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Makes a CPU tensor that copies from this device need not stage, where the system pins memory."""
@@ -308,6 +346,11 @@ class SimAccelerator(StreamAccelerator):
     def _empty_pinned(self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         made: torch.Tensor = self._module.empty_pinned(size, stride, dtype)
         return made
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        """Whether a CPU tensor lies in memory that counts as pinned."""
+        noted: bool = self._pinned_memory.holds(tensor) or self._module.is_pinned(tensor)
+        return noted
 
     def bound(self, nbytes: int | None) -> None:
         """Does nothing: the capacity of a simulated device is its bound, and nothing is held that is not in use."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ class _Slab:
 
     def __init__(self, memory: torch.Tensor) -> None:
         self._reference = StorageWeakRef(memory.untyped_storage())  # which keeps the address from being used again
-        self._start = memory.data_ptr()
+        self.start = memory.data_ptr()
         self.size = memory.numel()
         self.taken = 0
 
@@ -52,9 +53,9 @@ class _Slab:
         self.taken = min(self.size, -(-(self.taken + count) // _ALIGNMENT) * _ALIGNMENT)
         return torch.from_numpy(whole.numpy()) if count else whole
 
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies in it."""
-        return self._start <= _address(tensor) < self._start + self.size and not self.is_gone
+    def has(self, address: int, count: int) -> bool:
+        """Whether so many bytes from an address on lie in it."""
+        return self.start <= address and address + count <= self.start + self.size and not self.is_gone
 
     def part(self, start: int, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor | None:
         """A tensor from some byte of it on, whose storage is all of it; None when it is gone."""
@@ -65,7 +66,7 @@ class _Slab:
 
     def same(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """A tensor in it over the storage that PyTorch pinned."""
-        return self.part(_address(tensor) - self._start, tensor.dtype, tensor.size(), tensor.stride())
+        return self.part(_address(tensor) - self.start, tensor.dtype, tensor.size(), tensor.stride())
 
 
 class PinnedMemory:
@@ -80,7 +81,8 @@ class PinnedMemory:
         self._pin = pin
         self._room = room or _room
         self._told = False
-        self._slabs: list[_Slab] = []
+        self._latest: list[_Slab] = []
+        self._known: tuple[list[int], list[_Slab]] = [], []  # where they start, in order; replaced at once
         self.renew()
         renew_after_fork(self)
 
@@ -94,26 +96,49 @@ class PinnedMemory:
         return sum(slab.size for slab in self._slabs if not slab.is_gone)
 
     def bytes(self, count: int) -> torch.Tensor | None:
-        """So many bytes of pinned memory, or None where there is no room for them."""
+        """So many bytes of pinned memory, or None where there is no room for them.
+
+        They lie right behind what was given out last, as far as they fit there, so that both may go in one copy.
+        """
         with self._lock:
-            self._slabs = [slab for slab in self._slabs if not slab.is_gone]
-            for slab in self._slabs:
+            if any(slab.is_gone for slab in self._slabs):
+                self._know(slab for slab in self._slabs if not slab.is_gone)
+            for slab in [*self._latest, *self._slabs]:
                 if (taken := slab.take(count)) is not None:
                     return taken
             return self._new_slab(count)
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies in this memory."""
-        return any(slab.holds(tensor) for slab in self._slabs)
+        return self._slab_of(_address(tensor), min(1, tensor.nbytes)) is not None
 
     def as_pinned(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same tensor over the storage that PyTorch pinned, if it lies in this memory.
 
         PyTorch notes which copies still read a storage that it pinned, before it gives that to somebody else.
         """
-        slab = next((slab for slab in self._slabs if slab.holds(tensor)), None)
+        slab = self._slab_of(_address(tensor), min(1, tensor.nbytes))
         same = None if slab is None else slab.same(tensor)
         return tensor if same is None else same
+
+    def stretch(self, address: int, count: int) -> torch.Tensor | None:
+        """So many bytes from an address on over the storage that PyTorch pinned, if all of them lie in one slab."""
+        slab = self._slab_of(address, count)
+        return None if slab is None else slab.part(address - slab.start, torch.uint8, (count,), (1,))
+
+    def _slab_of(self, address: int, count: int) -> _Slab | None:
+        """The slab in which so many bytes from an address on lie; asked for at each copy of a weight."""
+        starts, slabs = self._known
+        index = bisect_right(starts, address) - 1
+        return slabs[index] if index >= 0 and slabs[index].has(address, count) else None
+
+    @property
+    def _slabs(self) -> list[_Slab]:
+        return self._known[1]
+
+    def _know(self, slabs: Iterable[_Slab]) -> None:
+        found = sorted(slabs, key=lambda slab: slab.start)
+        self._known = [slab.start for slab in found], found
 
     def _new_slab(self, count: int) -> torch.Tensor | None:
         """The first bytes of a slab: as large as all before it, so that little needs little, up to the usual size."""
@@ -129,8 +154,10 @@ class PinnedMemory:
         except RuntimeError as error:
             self._tell(count, str(error).partition("\n")[0])
             return None
-        self._slabs.append(_Slab(memory))
-        return self._slabs[-1].take(count)
+        slab = _Slab(memory)
+        self._know([*self._slabs, slab])
+        self._latest = [slab]
+        return slab.take(count)
 
     def _tell(self, count: int, why: str) -> None:
         if not self._told:
@@ -145,6 +172,8 @@ class PinnedMemory:
 
 def _address(tensor: torch.Tensor) -> int:
     """Where a tensor begins, also one without elements, for which PyTorch says 0."""
+    if address := tensor.data_ptr():
+        return address
     return int(tensor.untyped_storage().data_ptr()) + int(tensor.storage_offset()) * tensor.itemsize
 
 

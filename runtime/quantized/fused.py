@@ -26,9 +26,7 @@ _SAMPLE = 67  # blocks
 
 def unpacked_at_once(packed: Tensor, quant: str, out: Tensor) -> bool:
     """Writes the numbers of packed rows to ``out`` in one launch, both contiguous; returns whether it could."""
-    if not may_leave_torch() or not accelerator_of(out.device).runs_triton or out.dtype not in _DTYPES:
-        return False
-    if not _agrees(out.device, quant, out.dtype):
+    if not may_leave_torch() or not _agrees(out.device, quant, out.dtype):
         return False
     _launch(packed, quant, out)
     return True
@@ -36,8 +34,8 @@ def unpacked_at_once(packed: Tensor, quant: str, out: Tensor) -> bool:
 
 @cache
 def _agrees(device: torch.device, quant: str, dtype: torch.dtype) -> bool:
-    """Whether a sample of a type gets the bits of plain torch on a device; a warning says if not."""
-    if _kernels() is None:
+    """Whether Triton gives a sample the bits of plain torch on a device; a warning says if not, where it was tried."""
+    if dtype not in _DTYPES or not accelerator_of(device).runs_triton or _kernels() is None:
         return False
     try:
         if _sample_is_equal(device, quant, dtype):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from ...compiler.checkpoints.quantized_types import block_of
+from ...compiler.checkpoints.unpacking import Sizes
 from ...compiler.ir.ops import LIBRARY, columns_of
 from .rows import FLOATS, dequantize_rows, sizes_for
 
@@ -19,29 +22,48 @@ def _linear(x: Tensor, packed: Tensor, bias: Tensor | None, quant: str) -> Tenso
     It is the ``linear`` of a weight that requires a gradient, as parameters do: PyTorch then multiplies the rows of x
     as one matrix, however they lie, and does else not always.
     """
-    out = x.new_empty((*x.shape[:-1], len(packed)))
-    rows, result = x if x.dim() == 2 else x.reshape(-1, x.shape[-1]), out.view(-1, len(packed))
-    begins = bias if x.dim() == 2 or x.is_contiguous() else None  # what is multiplied another way gets its bias after
+    count, is_matrix = packed.shape[0], x.dim() == 2
+    out = x.new_empty((*x.shape[:-1], count))
+    rows, result = (x, out) if is_matrix else (x.reshape(-1, x.shape[-1]), out.view(-1, count))
+    begins = bias if is_matrix or x.is_contiguous() else None  # what is multiplied another way gets its bias after
     for start, stop, weight in _unpacked(packed, quant, x):
+        is_all = stop - start == count  # then views of all would cost as much as a launch
+        place = result if is_all else result[:, start:stop]
         if begins is None:
-            torch.mm(rows, weight.t(), out=result[:, start:stop])
+            torch.mm(rows, weight.t(), out=place)
         else:
-            torch.addmm(begins[start:stop], rows, weight.t(), out=result[:, start:stop])
+            torch.addmm(begins if is_all else begins[start:stop], rows, weight.t(), out=place)
     return out if bias is None or begins is not None else out.add_(bias)
 
 
-def _unpacked(packed: Tensor, quant: str, x: Tensor) -> Iterator[tuple[int, int, Tensor]]:
+def _unpacked(packed: Tensor, quant: str, x: Tensor) -> Iterable[tuple[int, int, Tensor]]:
     """Ranges of rows, and the weight's there in the dtype of x; each is gone with the next one."""
     if FLOATS.get(quant) == x.dtype:
-        yield 0, len(packed), packed.view(x.dtype)
-        return
-    columns, sizes = columns_of(packed, quant), sizes_for(packed.device)
-    spans = list(_spans(len(packed), sizes.chunk // (columns * x.dtype.itemsize) - _GRAIN))
-    chunk = x.new_empty((max(stop - start for start, stop in spans), columns))
+        return ((0, packed.shape[0], packed.view(x.dtype)),)
+    sizes = sizes_for(packed.device)
+    columns, spans = _spans_of(packed.shape, quant, x.dtype.itemsize, sizes.chunk)
+    if len(spans) == 1:
+        weight = x.new_empty((packed.shape[0], columns))
+        dequantize_rows(packed, quant, weight, sizes)
+        return ((0, packed.shape[0], weight),)
+    return _in_spans(packed, quant, x.new_empty((max(stop - start for start, stop in spans), columns)), spans, sizes)
+
+
+def _in_spans(
+    packed: Tensor, quant: str, chunk: Tensor, spans: Sequence[tuple[int, int]], sizes: Sizes
+) -> Iterator[tuple[int, int, Tensor]]:
     for start, stop in spans:
         weight = chunk[: stop - start]
         dequantize_rows(packed[start:stop], quant, weight, sizes)
         yield start, stop, weight
+
+
+@lru_cache(maxsize=4096)
+def _spans_of(shape: torch.Size, quant: str, itemsize: int, chunk: int) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """The columns of packed rows, and the ranges of rows of which at most ``chunk`` bytes are unpacked at once."""
+    elements, nbytes = block_of(quant)
+    columns = shape[-1] // nbytes * elements
+    return columns, tuple(_spans(shape[0], chunk // (columns * itemsize) - _GRAIN))
 
 
 def _spans(count: int, step: int) -> Iterator[tuple[int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 
@@ -26,14 +26,18 @@ from .adapter_weights import AdapterWeights
 from .at_rest import memory_for, place_in
 from .fetching import fetched_weight
 from .kept import KeptLoad, KeptSlots, Place
+from .landing import Landing
 from .origin import HOST, FileOrigin, Origin
 from .origins import located, origins_in, origins_of
-from .scheduled import kept, readers, staying
+from .pinning import tell_of
+from .scheduled import coming, kept, readers, staying
 from .seen import ModuleWeights
 from .source import WeightSource
-from .staging import SlotSizes, StagedLoad, Staging
+from .staging import Slot, SlotSizes, StagedLoad, Staging
 from .store import Store
 from .stored_weight import Numbers, StoredWeight
+
+_MOST_LANDINGS = 1024
 
 Find = Callable[[], Mapping[str, StoredWeight]]
 """Gives the weights that a program may read, by name."""
@@ -71,6 +75,9 @@ class ProgramWeights(WeightSource):
         self._kept: dict[str, set[tuple[Part | None, torch.device]]] = {}
         self._homes: dict[str, Device] = {}
         self._parts: dict[str, list[Weight]] = {}
+        self._sent_from_others: list[torch.device] = []
+        self._has_told = False
+        self._landings: dict[int, Landing] = {}
 
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, torch.Tensor], program: Program) -> ProgramWeights:
@@ -148,6 +155,26 @@ class ProgramWeights(WeightSource):
         """Whether somebody changed weights of the module that shows them; they are to be loaded again then."""
         return self._module is not None and self._module.is_changed()
 
+    def settle(self) -> None:
+        """Moves parameters that stay somebody else's, and come for calls, to where copies from them need not stage.
+
+        They stay the objects that they are. Those whose memory somebody else sees stay where they lie, which is said
+        once. To be called before weights are brought, and their memory is noted anew.
+        """
+        if self._module is None:
+            return
+        with self.store.lock:
+            found = self._found or {}
+            left: list[torch.Tensor] = []
+            has_moved = False
+            for there, names in coming(self._program).items():
+                tensors = [found[name].tensor for name in names if name in found and found[name].borrowed]
+                stays, moved = self._module.pin(tensors, accelerator_of(there))
+                left, has_moved = [*left, *stays], has_moved or moved
+            if has_moved:
+                self._look()
+        self._has_told = self._has_told or tell_of(left, self._program.name)
+
     def missing(self, program: Program) -> list[str]:
         """The names of weights that are not here, or have no data; looks for them afresh."""
         self._look()
@@ -175,6 +202,8 @@ class ProgramWeights(WeightSource):
             one = self._stored(weight)
             one.check(weight)
             data = one.tensor if weight.is_number else self.store.fetch(one, weight, device).detach()
+            if one.borrowed:  # and may be written when this returns
+                accelerator_of(device).finish()
             return data if data.is_inference() else data.requires_grad_(self._requires_grad(weight))
 
     @contextmanager
@@ -191,7 +220,18 @@ class ProgramWeights(WeightSource):
                 yield
         except BaseException:
             self._slots.settle()
+            with suppress(RuntimeError):  # of a device that is lost, which has been told
+                self._wait_for_copies()
             raise
+        self._wait_for_copies()
+
+    def _wait_for_copies(self) -> None:
+        """Blocks the host until what is somebody else's was read, who may write it when a call returns."""
+        for device in self._sent_from_others:
+            there = accelerator_of(device)
+            event = there.record(there.side_stream("weights"))
+            if event is not None:
+                event.synchronize()
 
     def _let_others_go(self) -> None:
         """Keeps of the weights that this program reads only what it keeps itself."""
@@ -210,9 +250,14 @@ class ProgramWeights(WeightSource):
             for one, weight in found:
                 self._check_whole(one, weight)
 
-        def fill(memory: torch.Tensor) -> list[torch.Tensor]:
-            places = [partial(place_in, memory, start) for start in offsets(weights)[0]]
-            landed = [self._landed(*one, memory.device, place) for one, place in zip(found, places, strict=True)]
+        landing = self._landing(weights)
+
+        def fill(to: Slot) -> list[torch.Tensor]:
+            if to.memory.device == HOST:
+                places = [partial(place_in, to.memory, start) for start in offsets(weights)[0]]
+                landed = [self._landed(*one, HOST, place) for one, place in zip(found, places, strict=True)]
+            else:
+                landed = landing.fill(found, to.memory, to.places.setdefault(landing, {}), self._into)
             return list(map(self._as_read, weights, landed))
 
         return self._staging.start(device, slot, fill, partial(self.release, weights), what)
@@ -289,6 +334,18 @@ class ProgramWeights(WeightSource):
                     one.staged[weight.which, weight.quant, device] = tensor
         return list(map(self._as_read, (weight for _, weight in found), tensors))
 
+    def _landing(self, weights: Sequence[Weight]) -> Landing:
+        """How the weights of a load land, the same for the same list."""
+        known = self._landings.get(id(weights))
+        if known is None or known.weights is not weights:
+            if len(self._landings) >= _MOST_LANDINGS:  # of steps that were made anew meanwhile
+                self._landings.clear()
+            known = self._landings[id(weights)] = Landing(self.store, weights)
+        return known
+
+    def _into(self, one: StoredWeight, weight: Weight, place: torch.Tensor) -> torch.Tensor:
+        return self._landed(one, weight, place.device, lambda *_: place)
+
     def _landed(
         self,
         one: StoredWeight,
@@ -328,6 +385,7 @@ class ProgramWeights(WeightSource):
         """Lets go of what was brought and is in no module; it is read again."""
         self._staging.drop()
         self._slots.clear()
+        self._landings.clear()
         for one in (self._found or {}).values():
             self.store.drop(one)
 
@@ -347,6 +405,11 @@ class ProgramWeights(WeightSource):
         self._readers, self._staying = readers(self._program), staying(self._program)
         self._kept = kept(self._program)
         self._parts, self._homes, self._found = parts, homes, found
+        self._sent_from_others = [
+            device
+            for device, names in coming(self._program).items()
+            if any(name in found and found[name].borrowed and found[name].is_on(HOST) for name in names)
+        ]
 
     def _stored(self, weight: Weight) -> StoredWeight:
         if (adapter := self.adapters.known(weight)) is not None:

@@ -40,6 +40,17 @@ def kept(program: Program) -> dict[str, set[tuple[Part | None, torch.device]]]:
     return found
 
 
+def coming(program: Program) -> dict[torch.device, list[str]]:
+    """The weights that come to each accelerator of this process for a call or a phase, by the names of the wholes."""
+    known = pieces(program)
+    found: dict[torch.device, dict[str, None]] = defaultdict(dict)
+    for lifetime in set(Lifetime) - {Lifetime.PROGRAM}:
+        for load in _loads(program, lifetime):
+            if not load.device.is_host:
+                found[load.device.torch] |= dict.fromkeys(known[name][0].whole for name in load.weights)
+    return {device: list(names) for device, names in found.items()}
+
+
 def _loads(program: Program, lifetime: Lifetime) -> Iterator[Load]:
     """The loads to devices of this process that last so long."""
     for one in program.schedule or ():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 from torch import nn
 
 from ...compiler.frontend.trace_lock import alone
+from ..devices.accelerator import Accelerator
+from .pinning import pin_in_place
 from .source import tensors_of_module
 from .stored_weight import ORDINARY, Data, Layout, StorageReference, memory_of, stands_in, storage_of, version_of
 
@@ -148,6 +151,11 @@ class ModuleWeights:
             self._modules = _held(self._children)
             self._seen = Seen.of(modules)
             return tensors_of_module(self._module)
+
+    def pin(self, tensors: Iterable[torch.Tensor], there: Accelerator) -> tuple[list[torch.Tensor], bool]:
+        """Moves weights within their objects, as `pin_in_place` does; the module is to be looked at again then."""
+        with alone():
+            return pin_in_place(tensors, there)
 
     def is_changed(self) -> bool:
         """Whether somebody replaced or wrote a weight, or replaced a module, since the last look."""

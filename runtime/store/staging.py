@@ -13,7 +13,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -26,8 +26,11 @@ from ..devices.out_of_memory import fetched, ran_out
 from ..devices.recording import spanned
 from .lane import lane_of
 
-Fill = Callable[[torch.Tensor], list[torch.Tensor]]
-"""Puts weights into the bytes of a slot, on the current stream of its device, and returns them."""
+if TYPE_CHECKING:
+    from .landing import Landing, Places
+
+Fill = Callable[["Slot"], list[torch.Tensor]]
+"""Puts weights into a slot, on the current stream of its device, and returns them."""
 
 SlotSizes = Mapping[Device, Sequence[int]]
 """The bytes of each slot of each device."""
@@ -40,6 +43,7 @@ class Slot:
         self.there = accelerator_of(device.torch)
         with self.there.use(self.there.side_stream("weights")):
             self.memory = fetched(lambda: torch.empty(nbytes, dtype=torch.uint8, device=device.torch))
+        self.places: weakref.WeakKeyDictionary[Landing, Places] = weakref.WeakKeyDictionary()
         self.free: Event = None
         self._readers: list[Stream] = []
 
@@ -150,7 +154,7 @@ class StagedLoad(Filling):
 
     def _into_slot(self, fill: Fill, free: Event) -> list[torch.Tensor]:
         self._there.wait(self._there.side_stream("weights"), free)
-        return fill(self._slot.memory)
+        return fill(self._slot)
 
     def _read_on(self, stream: Stream) -> None:
         self._slot.read_on(stream)

@@ -401,18 +401,20 @@ class Store:
 
         It is filled, or on its way on the current stream, when this returns. The store is not locked while bytes move.
         """
-        device = place.device
-        with self.lock:
-            if one.residency is Residency.HOST and weight.quant:
-                resting: torch.Tensor | None = self._packed_at_rest(one, weight, device)
-            else:
-                one.check(weight)
-                self.rest(one, device)
-                resting = one.tensor.detach() if one.is_here else None
+        resting = self.at_rest(one, weight, place.device)
         if resting is None:
             one.read_into(weight, place)
         else:
             land(weight.of(resting), place)
+
+    def at_rest(self, one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor | None:
+        """The whole of what copies of a weight to a device are made from, where it rests; None if that is its file."""
+        with self.lock:
+            if one.residency is Residency.HOST and weight.quant:
+                return self._packed_at_rest(one, weight, device)
+            one.check(weight)
+            self.rest(one, device)
+            return one.tensor.detach() if one.is_here else None
 
     def bring_view(self, one: StoredWeight, weight: Weight, device: torch.device) -> torch.Tensor | None:
         """What a segment reads of a weight that lies on its device, or in a file: a view of that, in memory by now.
@@ -454,10 +456,13 @@ class Store:
         if one.residency is Residency.DISK and is_in_file(one):
             self.take_out(one, one.read_from)
             return
+        there = accelerator_of(device)
+        if one.is_on(HOST) and type(one.tensor) in ORDINARY and there.is_pinned(one.tensor):
+            return
         if one.is_here and not one.is_on(HOST):  # lent, perhaps on another stream than the one that reads it now
             accelerator_of(one.lies_on).synchronize()
         whole = one.whole(HOST)
-        data = whole if is_wrapped(whole) else accelerator_of(device).pin(whole)
+        data = whole if is_wrapped(whole) else there.pin(whole)
         if not one.is_on(HOST) or data.data_ptr() != one.tensor.data_ptr():
             self.put(one, data)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -172,3 +173,11 @@ def test_mps_has_no_streams_and_no_peak(monkeypatch):
     monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: 5)
     there = MpsAccelerator(torch.device("mps", 0))
     assert (there.has_streams, there.side_stream(), there.memory()) == (False, None, (5, 5))
+
+
+@pytest.mark.parametrize("current", [0, 1])
+def test_a_device_is_made_the_current_one_where_it_is_not_that(current: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(current_device=lambda: current, device=lambda device: ["made", device])
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    there = StreamAccelerator(torch.device("cuda", 1))
+    assert (there.as_current() == ["made", there.device]) is (current == 0)
