@@ -74,6 +74,10 @@ class AttentionBackend:
                 f"attention: no diffusion model of this pipeline takes a backend of attention: {names}; leave out "
                 f"attention (--attention {self.name})"
             )
+        if self.name == "flex":
+            from ..runtime.sim import flex  # needs PyTorch, which --help does without
+
+            flex.install()
         for model in able.values():
             processors = libraries.attention_processors(model)
             before = [(one, "_attention_backend" in vars(one), one._attention_backend) for one in processors]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import Token
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..passes.simulate.cost import OpCost
-from .flex_work import flex_answered
+from ..runtime.flex_answer import FLEX_ANSWER, Answer
 
 _LARGE = 1 << 20
 """So many elements of a tensor on the host are zeros, whatever is computed of it."""
@@ -30,18 +31,18 @@ class OwnWork(TorchFunctionMode):
     def __init__(self, costs: Counter[OpCost]) -> None:
         super().__init__()
         self._costs = costs
-        self._flex = contextlib.ExitStack()
+        self._tokens: list[Token[Answer | None]] = []
 
     def __enter__(self) -> OwnWork:
         """Notes what is computed from now on."""
-        self._flex.enter_context(flex_answered(self._attention))
+        self._tokens.append(FLEX_ANSWER.set(self._attention))
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         """Notes nothing any more."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._flex.close()
+        FLEX_ANSWER.reset(self._tokens.pop())
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

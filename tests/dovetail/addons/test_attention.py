@@ -21,6 +21,7 @@ from dovetail.compiler.errors import UsageError
 from dovetail.components.own_work import OwnWork
 from dovetail.conventions import libraries
 from dovetail.pipelines.dryrun import DryPipeline
+from dovetail.runtime.sim import flex as simulated
 from testbed.pipelines import tiny_pipelines
 from testbed.pipelines.tiny_pipelines import paint
 from tests.cases import slow_but
@@ -114,10 +115,11 @@ def test_a_plan_says_that_another_kernel_changes_bits_and_keeps_the_split() -> N
 
 
 def test_flex_attention_is_answered_in_a_dry_run_and_in_no_other_thread() -> None:
+    simulated.install()
     query = torch.rand(1, 2, 3, 4)
     own, costs, others = flex.flex_attention, Counter[Any](), []
     with OwnWork(costs):
-        assert torch.equal(flex.flex_attention(query, query, query), torch.zeros_like(query))
+        assert torch.equal(flex.flex_attention(query, key=query, value=query), torch.zeros_like(query))
         thread = threading.Thread(target=lambda: others.append(flex.flex_attention(query, query, query)))
         thread.start()
         thread.join()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -63,10 +62,8 @@ def test_a_plan_computes_all_steps_and_says_how_few_it_may_be(cache: str, least:
     rig = "sim0=1GiB,sim1=1GiB,cpu=8GiB"
     dry = DryPipeline(pipe, {"backend": SPREAD, "rig": rig}, cache=cache)
     account = dry.account(dry(**call))
-    times: Counter[str] = Counter()
-    for part in account.parts:
-        times[part.call.title] += part.call.times
-    assert {count for title, count in times.items() if "transformer_blocks" in title} == {4}
+    times = [part.call.times for part in account.parts if "transformer_blocks" in part.call.title]
+    assert set(times) == {4}
     facts: Any = account.document()["skipped"]
     found = facts["decisions"]["transformer"]
     assert (found["at_least"], found["all"]) == least
@@ -77,6 +74,7 @@ def test_a_plan_computes_all_steps_and_says_how_few_it_may_be(cache: str, least:
     assert account.settings["--cache"] == cache
 
 
+@pytest.mark.half
 def test_a_plan_without_a_cache_has_no_range() -> None:
     pipe, call = ltx()
     dry = DryPipeline(pipe, {"backend": "sim0"})
@@ -85,6 +83,7 @@ def test_a_plan_without_a_cache_has_no_range() -> None:
     assert "all steps computed" not in "\n".join(account.remarks())
 
 
+@pytest.mark.half
 def test_a_call_that_ended_early_leaves_nothing_for_the_next_one() -> None:
     pipe, call = ltx()
     dovetail.compile_pipeline(pipe, SPREAD, cache="first_block:0.12")
