@@ -120,6 +120,11 @@ class CachedModels:
             ) from error
         self._on.append((model, config))
         self.skippable[name] = tuple(libraries.cached_parts(model))
+        if not self.skippable[name]:
+            raise UsageError(
+                f"cache: {self.cache.kind} finds no part of {name} ({type(model).__name__}) by its name; leave out "
+                f"cache (--cache {self.cache}), or take another one: {', '.join(KINDS)}"
+            )
         from .foreseen import foresee  # needs diffusers, which is there by now
 
         for hook in libraries.hooks_of_cache(model):
