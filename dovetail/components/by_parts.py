@@ -330,14 +330,14 @@ class Parts(OfComponent):
             how = "cannot be compiled whole and is compiled by its parts: what it computes between them it computes on "
             how += str(main)
             how += ", so that values cross about twice as often" if len(component.devices) > 1 else ""
-            how += _split_told(component.plan)
+            how += split_told(component.plan)
         else:
             where = component.sites.of(call.module).device or main
             how = f"cannot be compiled and runs as it is, whole on {where}, without its activations being freed early"
         logger.log(logging.WARNING if first else logging.INFO, "%s %s: %s", title, how, why)
 
 
-def _split_told(plan: ComponentPlan) -> str:
+def split_told(plan: ComponentPlan) -> str:
     """What becomes of a mode that splits what devices compute together, of which parts know nothing."""
     if plan.by_rows:
         return "; its blocks are placed whole, for rows cannot be split by parts"

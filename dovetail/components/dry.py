@@ -92,6 +92,14 @@ class Going:
 
 
 @dataclass(frozen=True)
+class Skips:
+    """How often a cache of steps has decided whether a component computes some parts, and had to say yes."""
+
+    calls: int = 0
+    needed: int = 0
+
+
+@dataclass(frozen=True)
 class _Ran:
     """A call that ran its own Python and left nothing behind: what it returned, and the calls of parts within it.
 
@@ -137,6 +145,9 @@ class DryRun:
     calls: dict[tuple[Call, Any], DryCall] = field(default_factory=dict)
     times: Counter[tuple[Call, Any]] = field(default_factory=Counter)
     own: dict[str, Counter[OpCost]] = field(default_factory=dict)
+    skips: dict[str, Skips] = field(default_factory=dict)
+    """What caches of steps may leave out, by component."""
+
     _rotations: defaultdict[Component, Rotation] = field(default_factory=lambda: defaultdict(Rotation))
     _going: list[Going] = field(default_factory=list)
     _unread: Counter[torch.device] = field(default_factory=Counter)
@@ -291,6 +302,11 @@ class DryRun:
             self.moments[first] = replace(self.moments[first], since=self.moments[first].since | since)
             since = Counter()
         self._since = since | rest
+
+    def note_skip(self, component: str, is_needed: bool) -> None:
+        """Notes that parts of a component, by its name, may be left out, unless they are needed whatever comes."""
+        known = self.skips.get(component, Skips())
+        self.skips[component] = Skips(known.calls + 1, known.needed + is_needed)
 
     def _add(self, component: Component, own: Counter[OpCost]) -> None:
         self.own[component.name] = self.own.get(component.name, Counter()) + own

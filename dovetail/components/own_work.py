@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import Token
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..passes.simulate.cost import OpCost
+from ..runtime.flex_answer import FLEX_ANSWER, Answer
 
 _LARGE = 1 << 20
 """So many elements of a tensor on the host are zeros, whatever is computed of it."""
@@ -29,15 +31,27 @@ class OwnWork(TorchFunctionMode):
     def __init__(self, costs: Counter[OpCost]) -> None:
         super().__init__()
         self._costs = costs
+        self._tokens: list[Token[Answer | None]] = []
+
+    def __enter__(self) -> OwnWork:
+        """Notes what is computed from now on."""
+        self._tokens.append(FLEX_ANSWER.set(self._attention))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Notes nothing any more."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        FLEX_ANSWER.reset(self._tokens.pop())
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Notes nothing meanwhile, and is out of the way of who asks for modes."""
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self.__exit__(None, None, None)
         try:
             yield
         finally:
-            self.__enter__()  # type: ignore[no-untyped-call]
+            self.__enter__()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -46,8 +60,11 @@ class OwnWork(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is functional.scaled_dot_product_attention and len(args) >= 3:
             return self._attention(*args[:3])
+        leaves = pytree.tree_leaves((args, kwargs))
+        if any(map(torch._C._functorch.is_functorch_wrapped_tensor, filter(_is_tensor, leaves))):
+            return func(*args, **kwargs)  # within vmap nothing has a storage by which it is known
         result = _of_zeros(func, args, kwargs)
-        cost = _traffic(func, pytree.tree_leaves((args, kwargs)), result)
+        cost = _traffic(func, leaves, result)
         if cost.written:
             self._costs[cost] += 1
         return result
@@ -83,6 +100,10 @@ def _of_zeros(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
     if not made or not is_new or not all(one.is_floating_point() for one in made):
         return func(*args, **kwargs)
     return pytree.tree_map_only(torch.Tensor, lambda one: torch.zeros_like(one, device="cpu"), looks)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
 
 
 def _without_data(tensor: torch.Tensor) -> torch.Tensor:

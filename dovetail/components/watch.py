@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from .by_parts import split_told
 from .calls import Call, OfComponent
 from .stamp import Stamp, State
 from .weights.weight_stamp import WeightStamp
@@ -77,8 +78,9 @@ class Watch(OfComponent):
             self._told = True
             logger.warning(
                 "these parts of %s run as they are, because dovetail cannot trace them: %s%s; the rest of it is "
-                "compiled by its parts, so that values cross between devices more often",
+                "compiled by its parts, so that values cross between devices more often%s",
                 component.title(call), ", ".join(told[:3]), f", … ({len(told)} in all)" if len(told) > 3 else "",
+                split_told(component.plan),
             )  # fmt: skip
 
     def renew(self) -> None:

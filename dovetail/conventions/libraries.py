@@ -279,6 +279,110 @@ def attention_backend() -> Any:
     return None if module is None else module._AttentionBackendRegistry._active_backend
 
 
+def attention_backends() -> list[str]:
+    """The names of all backends that diffusers' attention knows, of whatever packages."""
+    from diffusers.models.attention_dispatch import AttentionBackendName
+
+    return [one.value for one in AttentionBackendName]
+
+
+def lacks_attention(name: str) -> str:
+    """What a backend of attention lacks on this machine, in diffusers' words; empty where nothing is missing."""
+    from diffusers.models.attention_dispatch import AttentionBackendName, _check_attention_backend_requirements
+
+    try:
+        _check_attention_backend_requirements(AttentionBackendName(name))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def default_attention() -> str:
+    """The backend of attention that diffusers takes where nobody has named one."""
+    from diffusers.models.attention_dispatch import _AttentionBackendRegistry
+
+    return str(_AttentionBackendRegistry._active_backend.value)
+
+
+def attention_processors(model: nn.Module) -> list[Any]:
+    """What computes attention in a model of diffusers, each once, as far as it can take another backend."""
+    if not hasattr(model, "set_attention_backend"):
+        return []
+    found = (getattr(part, "processor", None) for part in model.modules())
+    return list({id(one): one for one in found if hasattr(one, "_attention_backend")}.values())
+
+
+def set_attention(model: nn.Module, name: str) -> None:
+    """Has the attention of a model take a backend, and that of no other one, which diffusers' own method would have."""
+    from diffusers.models.attention_dispatch import _AttentionBackendRegistry
+
+    active = _AttentionBackendRegistry._active_backend
+    try:
+        with _without_records("experimental feature", "diffusers.models.modeling_utils"):
+            model.set_attention_backend(name)  # type: ignore[operator]
+    finally:
+        _AttentionBackendRegistry.set_active_backend(active)
+
+
+def first_block_cache(threshold: float) -> Any:
+    """The configuration of a cache that computes what follows the first block where that changes by a threshold."""
+    from diffusers import FirstBlockCacheConfig
+
+    return FirstBlockCacheConfig(threshold=threshold)
+
+
+def taylorseer_cache(interval: float) -> Any:
+    """The configuration of a cache that computes attention anew after so many steps, and continues it in between."""
+    from diffusers import TaylorSeerCacheConfig
+
+    return TaylorSeerCacheConfig(cache_interval=int(interval))
+
+
+def cache_of(model: Any) -> Any:
+    """The configuration of the cache that a model of diffusers has, or None."""
+    return model._cache_config
+
+
+def enable_cache(model: Any, config: Any) -> None:
+    """Puts a cache on a model of diffusers; one that fails half way is taken off again."""
+    try:
+        model.enable_cache(config)
+    except BaseException:
+        model._cache_config = config
+        model.disable_cache()
+        raise
+
+
+def disable_cache(model: Any) -> None:
+    """Takes the cache of a model of diffusers off."""
+    model.disable_cache()
+
+
+def reset_cache(model: Any) -> None:
+    """Has the cache of a model forget what earlier steps left, as a pipeline does at the end of a call."""
+    model._reset_stateful_cache()
+
+
+def _cache_hooks(model: nn.Module) -> Iterator[tuple[str, str, Any]]:
+    """The path of each part with hooks of diffusers, and the name of each hook, and the hook."""
+    for path, part in model.named_modules():
+        registry = vars(part).get("_diffusers_hook")
+        yield from ((path, name, hook) for name, hook in (registry.hooks.items() if registry else ()))
+
+
+def cached_parts(model: nn.Module) -> list[str]:
+    """The paths of the parts that the cache of a model may leave out."""
+    from diffusers.hooks.first_block_cache import _FBC_BLOCK_HOOK
+    from diffusers.hooks.taylorseer_cache import _TAYLORSEER_CACHE_HOOK
+
+    return [path for path, name, _ in _cache_hooks(model) if name in (_FBC_BLOCK_HOOK, _TAYLORSEER_CACHE_HOOK)]
+
+
+def hooks_of_cache(model: nn.Module) -> list[Any]:
+    """The hooks of diffusers on the parts of a model."""
+    return [hook for _, _, hook in _cache_hooks(model)]
+
+
 def components_for_loras(pipe: Any) -> list[str]:
     """The names of the components of a diffusers pipeline that can take a LoRA."""
     return list(getattr(pipe, "_lora_loadable_modules", ()))

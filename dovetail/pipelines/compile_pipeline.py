@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ..compiler.devices.rig import Rig
+from ..compiler.errors import UsageError
 from ..compiler.spec.budget import MaxMemory
 from ..conventions.checked import PIPELINE, checked
 from ..conventions.request import one_backend
@@ -49,6 +50,8 @@ def compile_pipeline(
     lora: Loras = None,
     lora_apply_mode: str = "auto",
     vae_tiling: Tiling | None = None,
+    attention: str | None = None,
+    cache: str | None = None,
     chunk: Counts | None = None,
     micro_batches: Counts | None = None,
     bf16_partials: bool = False,
@@ -82,6 +85,10 @@ def compile_pipeline(
         vae_tiling: whether VAEs encode and decode in tiles, which changes the picture slightly: ``"auto"``, where the
             whole does not fit, or on the host alone and takes much longer there; ``"on"``, in the tiles that they have;
             ``"off"``; or the size of a tile in pixels, ``512``, ``"512x384"``, with frames ``"512x384x16"``.
+        attention: the backend by which diffusion models compute attention, one of diffusers': ``"flex"``, ``"sage"``.
+            One whose package is not here is refused. Another kernel than the one by default rounds otherwise.
+        cache: a cache of diffusers, by which steps reuse results of earlier ones: ``"first_block:0.12"``, a threshold,
+            or ``"taylorseer:5"``, an interval of steps. It changes the picture.
         chunk: in how many chunks wide parts of components are computed, so that only one of them is there at a time; it
             may change the last bits of the picture. ``"off"`` if left out; ``4``, ``"diffusion=4,te=2"``.
         micro_batches: in how many parts the pictures of a call, and the halves of guidance, go through a layer split,
@@ -128,6 +135,8 @@ def compile_pipeline(
         lora=lora,
         lora_apply_mode=lora_apply_mode,
         vae_tiling=vae_tiling,
+        attention=attention,
+        cache=cache,
         plans=plans,
     )
 
@@ -156,6 +165,11 @@ def _join(pipe: Any, options: Mapping[str, Any]) -> None:
             "the components of this %s are those of another compiled pipeline, and stay where that placed them: what "
             "is asked here of devices and budgets is not used",
             type(pipe).__name__,
+        )
+    for name in (name for name in ("attention", "cache") if options.get(name)):
+        raise UsageError(
+            f"{name}: the models of this {type(pipe).__name__} are those of another compiled pipeline: give {name} to "
+            "that one, which came first, or leave it out"
         )
     apply_loras(pipe.dovetail, read_loras(options.get("lora")), options.get("lora_apply_mode", "auto"))
 

@@ -28,6 +28,7 @@ from ..planning.idle import idle_devices, tell_of_idle, unused_gpus
 from ..planning.isolated import isolated
 from ..planning.notes import encoder_notes, file_notes, memory_notes, packing_notes, staging_notes
 from ..planning.shared_work import SHORTENED
+from ..planning.skipped import skipped_in
 from ..planning.table import Account
 from ..planning.tiling import AUTO, typed
 from ..progress.phases import PLANNING
@@ -145,6 +146,7 @@ class CompiledPipeline(Exchanging):
         tile = next(iter(generation.tiles.values()), self._tiles.asked)
         if tile != AUTO:
             settings["--vae-tiling"] = typed(tile)
+        settings |= self.addons.settings
         return Account(
             generation,
             machine_of(self._request).speeds,
@@ -162,9 +164,11 @@ class CompiledPipeline(Exchanging):
                 *file_notes({name: one.view.nbytes for name, one in self._own().items() if one.view.lacks_files}),
                 *((SHORTENED,) if is_short else ()),
                 *((UNCOMPILED,) if self._request.inductor else ()),
+                *self.addons.notes(),
             ),
             decision,
             modes={name: one.plan.mode for name, one in self.components.items() if one.plan.places_itself},
+            skipped=skipped_in(generation, self.addons.cache),
         )
 
     def explain(self, *args: object, **kwargs: object) -> str:

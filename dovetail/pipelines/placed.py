@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import nn
 
+from ..addons.addons import Addons
 from ..compiler.devices.device import Device
 from ..compiler.devices.rig import Rig
 from ..compiler.errors import UsageError
@@ -68,8 +69,12 @@ class PlacedPipeline(Deciding):
         callbacks: Sequence[Callback] = (),
         origins: Mapping[str, Origins] | None = None,
         vae_tiling: Tiling | None = None,
+        attention: str | None = None,
+        cache: str | None = None,
         plans: str | os.PathLike[str] | None = None,
     ) -> None:
+        self.addons = Addons(attention, cache)
+        """What is put on the diffusion models until they are undone."""
         self._plans = Plans(plans) if plans is not None else None
         super().__init__()
         self._pipe = weakref.ref(pipe)
@@ -110,6 +115,7 @@ class PlacedPipeline(Deciding):
         self._planner = Planner(self._tiles)
         self._store.room_for = host_checked(weakref.ref(self))
         try:
+            self.addons.put(modules, roles)
             own, whole_on = modules.keys() - self.borrowed.keys(), partial(self._whole_on, is_open=self._is_open)
             made = [
                 self._made(name, roles[name], modules[name], one, (origins or {}).get(name))
@@ -212,6 +218,8 @@ class PlacedPipeline(Deciding):
             component.put_back()
         self._stay_again()
         outer = len(self._running)
+        if not outer:
+            self.addons.begin()
         try:  # an interrupt may come between any two statements
             self._running.append(None)
             self._recovery.begin()
@@ -308,6 +316,7 @@ class PlacedPipeline(Deciding):
         with self.turn, self.turn:
             self._planner.forget()
             self._tiles.undo()
+            self.addons.take_off()
             for name, component in self.borrowed.items():
                 component.borrowers.discard(self)
                 self._components.pop(name, None)

@@ -132,4 +132,6 @@ class Options(TypedDict, total=False):
     callbacks: Sequence[Callback]
     origins: Mapping[str, Origins] | None
     vae_tiling: Tiling | None
+    attention: str | None
+    cache: str | None
     plans: str | os.PathLike[str] | None

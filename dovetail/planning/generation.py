@@ -19,6 +19,7 @@ from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Lifetime
 from ..compiler.units import counted, format_bytes
+from ..components.dry import Skips
 from ..passes.simulate.cost import OpCost
 from .tiling import Tile
 from .usage import usage_of
@@ -159,6 +160,8 @@ class Generation:
         """The tiles in which VAEs encode and decode, by component."""
         self.own: Mapping[str, Mapping[OpCost, float]] = {}
         """What the own Python of components that run by their parts computes, by component."""
+        self.skips: Mapping[str, Skips] = {}
+        """What caches of steps may leave out, by component."""
         self.turns: Sequence[Sequence[PlannedCall]] = ()
         """The calls that go on at the same time, each time that the pipeline waits for some together."""
         self.apart: dict[str, str] = {}
@@ -181,7 +184,8 @@ class Generation:
     def on(self, rigs: Mapping[str, Rig], rig: Rig) -> Generation:
         """This plan on the same devices, of which something else is free."""
         other = Generation(self.calls, rigs, rig, self._others, self._visits)
-        other.tiles, other.own, other.turns, other.apart = self.tiles, self.own, self.turns, self.apart
+        other.tiles, other.own, other.skips = self.tiles, self.own, self.skips
+        other.turns, other.apart = self.turns, self.apart
         return other
 
     @cached_property

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ..compiler.errors import DoesNotFitError
 from ..compiler.spec.residency import Residency
+from ..components.component import Component
 from ..components.dry import DryCall, DryRun
 from .alternating import kept_apart, takes_turns
 from .draft import Draft
@@ -128,7 +129,7 @@ def _generation(handle: Plannable, run: DryRun, draft: Draft) -> Generation:
                 list(pieces_of(draft.decided[one.component.name], one.call.module, program)),
                 times,
                 held_in(run, key, handle.rig, draft.main),
-                type(one.component.module).__name__ if one.component.parts.reasons else "",
+                type(one.component.module).__name__ if _is_by_parts(one.component) else "",
                 copied_in(compiled, program),
             )
             for program, times in zip(compiled.lowered, times_in(run, key, len(compiled.lowered)), strict=True)
@@ -141,13 +142,18 @@ def _generation(handle: Plannable, run: DryRun, draft: Draft) -> Generation:
     others = list(others_of(draft.decided.values()))
     calls = [call for each in planned.values() for call in each if call.times]
     generation = Generation(calls, rigs, draft.plan.request.granted, others, visits)
-    generation.own = run.own
+    generation.own, generation.skips = run.own, run.skips
     generation.turns = list(turns_in(run, planned))
     for name, decided in draft.decided.items():
         made = [decided.program_of(*key) for key, one in run.calls.items() if one.component is decided.component]
         why = kept_apart(decided, run, list(filter(None, made)))
         generation.apart |= {name: why} if why else {}
     return generation
+
+
+def _is_by_parts(component: Component) -> bool:
+    """Whether a component runs by its parts: it cannot be traced whole, or something in it runs as it is."""
+    return bool(component.parts.reasons or component.sites.left)
 
 
 def _orders(calls: Sequence[DryCall], draft: Draft) -> list[list[DryCall]]:

@@ -33,6 +33,7 @@ from .packed import told_of_types
 from .parts import Part, Row
 from .replicas import facts_of_replicas, told_of_replicas
 from .shared_work import facts_of_group, is_shared_out, rows_of_blocks, rows_of_groups
+from .skipped import Skipped, facts_of_skipped, told_of_skipped
 from .together import together
 from .usage import timeline_of
 from .warnings import warnings_of
@@ -100,7 +101,8 @@ class Account:
     ``settings`` are the options that ask for the same, ``searched`` the seconds of the search if there was one, and
     ``notes`` say why devices are used or not. ``decision`` is what the search found, and ``planned`` are the seconds
     from the first look at the pipeline to this, where that is known: most of them are tracing and lowering. ``modes``
-    are those that were asked for of components on several devices, other than ``layer``.
+    are those that were asked for of components on several devices, other than ``layer``. ``skipped`` is what a cache of
+    steps may leave out, which the seconds have in them.
     """
 
     generation: Generation
@@ -111,6 +113,7 @@ class Account:
     decision: Decision | None = None
     planned: float | None = None
     modes: Mapping[str, str] = field(default_factory=dict)
+    skipped: Sequence[Skipped] = ()
 
     def __repr__(self) -> str:
         return f"<Account of {self.generation!r}: {seconds_text(self.seconds)} s; {self.line or 'no options'}>"
@@ -216,7 +219,7 @@ class Account:
         cards = sum(not one.is_host for one in self.generation.peaks())
         replicas = told_of_replicas(self.copies, self.seconds, self.spread, cards)
         rest = (*replicas, *self.types, *self.turns, *self._rehearsed(), *self._withheld(), *self.notes)
-        return [*warnings, takes, *quicker, *rest]
+        return [*warnings, takes, *told_of_skipped(self), *quicker, *rest]
 
     @cached_property
     def types(self) -> tuple[str, ...]:
@@ -303,6 +306,7 @@ class Account:
             "modes": facts_of_choices(self.decision.choices if self.decision is not None else (), self.spread),
             "auto": None if self.quicker is None else self.quicker.as_data(),
             "replicas": facts_of_replicas(self.copies, self.seconds, self.spread),
+            "skipped": facts_of_skipped(self),
             "warnings": list(self.warnings),
             "types": list(self.types),
             "notes": [*self.turns, *self.notes],

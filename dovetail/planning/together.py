@@ -31,11 +31,15 @@ def together(parts: Sequence[Part], generation: Generation, speeds: Speeds) -> I
         yield _joined(call.component, some, generation, speeds) if call.part_of else some[0]
 
 
-def _joined(component: str, parts: Sequence[Part], generation: Generation, speeds: Speeds) -> Part:
+def own_seconds(component: str, generation: Generation, speeds: Speeds) -> float:
+    """The seconds of what the own Python of a component computes that runs by its parts."""
     speed = speeds[generation.main_of(component)]
-    own = sum(count * cost.seconds(speed) for cost, count in generation.own.get(component, {}).items())
+    return sum(count * cost.seconds(speed) for cost, count in generation.own.get(component, {}).items())
+
+
+def _joined(component: str, parts: Sequence[Part], generation: Generation, speeds: Speeds) -> Part:
     of_programs = sum(part.seconds for part in parts)
-    seconds = own + of_programs
+    seconds = own_seconds(component, generation, speeds) + of_programs
     return Part(
         component,
         max(parts, key=lambda part: part.seconds).call,

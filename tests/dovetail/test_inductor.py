@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from dovetail.compiler.errors import UsageError
 from dovetail.components.compiled import CompiledModule
 from dovetail.runtime import block_kernels
 from dovetail.runtime.block_kernels import BlockKernel
+from testbed.pipelines import tiny_pipelines
+from testbed.pipelines.tiny_pipelines import paint
 
 
 class Block(nn.Module):
@@ -152,6 +155,26 @@ def test_passes_that_are_given_say_themselves_whether_blocks_are_compiled(tower:
 def test_a_budget_is_refused_for_what_kernels_need_is_not_known(tower: Tower) -> None:
     with pytest.raises(UsageError, match="a budget cannot be kept with inductor"):
         dovetail.compile(tower, CALL, backend="cpu", max_vram=1, inductor=True)
+
+
+@pytest.mark.parametrize("budget", [{"max_vram": 1}, {"max_vram": {"sim0": "1GiB"}}, {"max_memory": {"cpu": "4GiB"}}])
+def test_a_budget_of_a_pipeline_is_refused_before_anything_runs(budget: dict[str, Any]) -> None:
+    pipe, _ = tiny_pipelines.flux()
+    with pytest.raises(UsageError, match=r"leave out one of the two, max_vram \(--max-vram\) or inductor"):
+        dovetail.compile_pipeline(pipe, "cpu", inductor=True, params_backend="cpu", **budget)
+    assert not hasattr(pipe, "dovetail")
+
+
+@pytest.mark.half
+def test_a_pipeline_whose_weights_come_block_by_block_computes_the_same_with_compiled_blocks(
+    compiled_blocks: list[BlockKernel],
+) -> None:
+    pipe, call = tiny_pipelines.flux()
+    expected = paint(pipe, call)
+    rig = {"rig": "sim0=1GiB,cpu=8GiB", "tensor_split": "diffusion=1:3", "params_backend": "diffusion=cpu"}
+    dovetail.compile_pipeline(pipe, "diffusion=sim0&cpu,te=cpu,vae=cpu", inductor=True, **rig)
+    assert torch.equal(paint(pipe, call).cpu(), expected)
+    assert compiled_blocks
 
 
 @torch.no_grad()

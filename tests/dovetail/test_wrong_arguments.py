@@ -24,7 +24,7 @@ WRONG: tuple[Any, ...] = (
 )  # fmt: skip
 PLACING = ("backend", "params_backend", "split_mode", "tensor_split", "max_vram", "max_memory", "rig", "chunk")
 MORE = ("device_map", "passes", "callbacks", "dynamic_shapes")
-OF_PIPELINES = ("lora", "lora_apply_mode", "vae_tiling", "plans")
+OF_PIPELINES = ("lora", "lora_apply_mode", "vae_tiling", "attention", "cache", "plans")
 LOADED = (
     "dtype", "variant", "pipeline_class", "components", "weights", "revision", "token", "cache_dir", "vae", "unet",
     "scheduler", "use_safetensors",

@@ -107,7 +107,9 @@ class Loading:
 
     @property
     def _compiling(self) -> dict[str, Any]:
-        return {"passes": self.where.passes or None, "vae_tiling": self.where.vae_tiling, **self.adapters}
+        where = self.where
+        put = {"attention": where.attention or None, "cache": where.cache or None}
+        return {"passes": where.passes or None, "vae_tiling": where.vae_tiling, **put, **self.adapters}
 
     def _read_ahead(self) -> None:
         from ...quant.asked import meant_by, read_quant

@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from ...addons.addons import check_addons
 from ...compiler.devices.rig import Rig as Devices
 from ...compiler.errors import UsageError
 from ...compiler.printable import printable
@@ -165,6 +166,20 @@ class Where:
             "--inductor", metavar="", help="Compile equal blocks of the diffusion model once; may change last bits."
         ),
     ] = False
+    attention: Annotated[
+        str,
+        _placement(
+            "--attention", metavar="NAME", help="Compute attention by diffusers' backend: flex, sage; may change bits."
+        ),
+    ] = ""
+    cache: Annotated[
+        str,
+        _placement(
+            "--cache",
+            metavar="CACHE",
+            help="Reuse results of earlier steps, which changes pictures: first_block:0.12, taylorseer:5.",
+        ),
+    ] = ""
     auto_fit: Annotated[
         bool,
         _placement(
@@ -229,6 +244,7 @@ class Where:
         Raises SpecError where it is written wrongly, UsageError where weights cannot rest.
         """
         parse_tiling(self.vae_tiling)
+        check_addons(self.attention, self.cache)
         arguments = self.arguments
         arguments["bf16_partials"] = self.bf16_partials and not has_plans
         request = Request.parse(**arguments, components=components)

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...addons.addons import check_addons
 from ...compiler.checkpoints.index import WeightIndex
 from ...compiler.checkpoints.names import check_names
 from ...compiler.devices.rig import Rig
@@ -62,6 +63,8 @@ def load_pipeline(
     lora: Loras = None,
     lora_apply_mode: str = "auto",
     vae_tiling: Tiling | None = None,
+    attention: str | None = None,
+    cache: str | None = None,
     chunk: Counts | None = None,
     micro_batches: Counts | None = None,
     bf16_partials: bool = False,
@@ -114,6 +117,7 @@ def load_pipeline(
         SpecError: a spec is wrong; the message points at the place.
     """
     check_mode(lora_apply_mode)
+    check_addons(attention, cache)
     pretrained = sorted_out(others)
     components = {**(components or {}), **pretrained.components}
     packed = [one for name in read_quant(quant) for one in meant_by(name, folders_in(source))]
@@ -154,6 +158,8 @@ def load_pipeline(
         lora=loras,
         lora_apply_mode=lora_apply_mode,
         vae_tiling=vae_tiling,
+        attention=attention,
+        cache=cache,
         plans=plans,
     )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...addons.addons import check_addons
 from ...compiler.errors import UsageError
 from ...conventions import libraries
 from ...conventions.checked import FILES, NAMED_FILES, checked
@@ -76,6 +77,7 @@ def load_single_file(
     placing: dict[str, Any] = {
         name: others.pop(name) for name in inspect.signature(compile_pipeline).parameters if name in others
     }
+    check_addons(placing.get("attention"), placing.get("cache"))
     pretrained = sorted_out(others, "load_single_file")
     hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
     hub = {**{name: value for name, value in hub.items() if value is not None}, **pretrained.hub}

@@ -1,0 +1,1 @@
+"""What people put on top of a pipeline by an option: another backend of attention, a cache of denoising steps."""
