@@ -19,6 +19,7 @@ from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Lifetime
 from ..compiler.units import counted, format_bytes
+from ..conventions.picture import Picture
 from ..passes.simulate.cost import OpCost
 from .tiling import Tile
 from .usage import usage_of
@@ -163,6 +164,8 @@ class Generation:
         """The calls that go on at the same time, each time that the pipeline waits for some together."""
         self.apart: dict[str, str] = {}
         """Why calls of components run one after another that could go on at the same time."""
+        self.picture = Picture()
+        """What the call makes, as far as it is known."""
         self.is_told = False
         """Whether it was said, before a call, which devices get nothing of it."""
         self._rigs = rigs
@@ -182,6 +185,7 @@ class Generation:
         """This plan on the same devices, of which something else is free."""
         other = Generation(self.calls, rigs, rig, self._others, self._visits)
         other.tiles, other.own, other.turns, other.apart = self.tiles, self.own, self.turns, self.apart
+        other.picture = self.picture
         return other
 
     @cached_property

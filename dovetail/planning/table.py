@@ -29,7 +29,7 @@ from .choice import facts_of_choices, rows_of_choices
 from .generation import Generation, PlannedCall, numbered, told_apart
 from .guidance import Together, together_in
 from .on_host import told_of_host
-from .packed import told_of_types
+from .packed import InType, told_of_types, types_of
 from .parts import Part, Row
 from .replicas import facts_of_replicas, told_of_replicas
 from .shared_work import facts_of_group, is_shared_out, rows_of_blocks, rows_of_groups
@@ -218,10 +218,18 @@ class Account:
         rest = (*replicas, *self.types, *self.turns, *self._rehearsed(), *self._withheld(), *self.notes)
         return [*warnings, takes, *quicker, *rest]
 
-    @cached_property
+    @property
     def types(self) -> tuple[str, ...]:
         """What of weights that are streamed would not be in a packed type, and how long a picture takes then."""
-        return tuple(told_of_types(self.generation, self.decision))
+        if self.decision is None:
+            return ()
+        machine = self.decision.machine
+        return tuple(told_of_types(self.packed, machine.speeds.spread(machine.devices)))
+
+    @cached_property
+    def packed(self) -> tuple[InType, ...]:
+        """The packed types in which nothing would be streamed of what is."""
+        return tuple(types_of(self.generation, self.decision))
 
     @property
     def quicker(self) -> Quicker | None:
