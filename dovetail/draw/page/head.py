@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ... import __version__
 from ...compiler.durations import duration
 from ...compiler.ir.program import Program
 from ...passes.fit.search import ALONE, LAYER
@@ -22,11 +22,12 @@ _WAYS = {ALONE: "on one device", LAYER: "by layers"}
 
 def head_of(programs: Mapping[str, Program], account: Account | None) -> dict[str, Any]:
     """What a call makes, in words, with the seconds of a step, and by which version it was planned on which day."""
+    version = sys.modules[__name__.partition(".")[0]].__version__  # of the package, which imports this folder
     words = account.generation.picture.words() if account else []
     return {
         "words": [*words, *types_in(programs.values())],
         "step": _step(account) if account else "",
-        "made": f"dovetail {__version__}, {time.strftime('%Y-%m-%d')}",
+        "made": f"dovetail {version}, {time.strftime('%Y-%m-%d')}",
     }
 
 
