@@ -290,7 +290,7 @@ class Generation:
         here = self.resident.get(device, Counter()) + self._staged(call, device)
         holders = ", ".join(f"{format_bytes(nbytes)} of {name}" for name, nbytes in here.most_common())
         largest = next((name for name, _ in here.most_common(1)), call.component)
-        ways = [f"let the weights of {largest} rest elsewhere (--params-backend {largest}=cpu)"]
+        ways = [f"keep the weights of {largest} elsewhere (--params-backend {largest}=cpu)"]
         ways += [f"give {largest} other devices (--backend)"]
         ways += ["ask for a smaller size or batch" if peak.values > peak.resident + peak.staged else "a smaller dtype"]
         return (

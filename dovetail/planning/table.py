@@ -159,7 +159,7 @@ class Account:
     def once(self) -> str:
         """When a picture takes these seconds, in words."""
         reads = any(_reads_disk(part.call.program) for part in self.parts)
-        return "once loaded, reading what rests on disk again" if reads else "once loaded"
+        return "once loaded, reading what is kept on disk again" if reads else "once loaded"
 
     @property
     def spread(self) -> float:

@@ -135,7 +135,7 @@
     }
     const said = el("span", {role: "status", class: "found"});
     const line = el("code", {tabindex: 0}, data.line);
-    section.append(el("h3", {}, "The command that paints so"), el("div", {class: "line"}, line,
+    section.append(el("h3", {}, "The command that runs this plan"), el("div", {class: "line"}, line,
       el("button", {type: "button", onclick: async () => {
         const range = document.createRange();
         range.selectNodeContents(line);
