@@ -19,7 +19,7 @@ from ..compiler.ir.program import IN_PARTS, Program
 from ..compiler.ir.schedule import Lifetime
 from ..compiler.spec.residency import Residency
 from ..compiler.states.parts import held_on, slot_bytes
-from ..compiler.units import format_bytes
+from ..compiler.units import format_bytes, format_bytes_beside
 from ..fitting.whole_copies import Copy, whole_copies
 from ..passes.batches.divide import micro_batches_of
 from ..passes.rewrites.chunk import chunks_of
@@ -186,8 +186,11 @@ class Account:
         return list(told_apart(part.title for part in self.shown))
 
     def rows(self) -> list[tuple[str, ...]]:
-        """A row of text for each device of each program, under HEAD."""
-        return [_text(name, part, row) for name, part in zip(self._names, self.shown, strict=True) for row in part.rows]
+        """A row of text for each device of each program, under HEAD; all sizes are in one unit."""
+        rows = [row for part in self.shown for row in part.rows]
+        largest = max((max(row.weights, row.activations, row.streamed) for row in rows), default=0)
+        named = zip(self._names, self.shown, strict=True)
+        return [_text(name, part, row, largest) for name, part in named for row in part.rows]
 
     def rows_of_groups(self) -> list[tuple[str, ...]]:
         """A row of text for each device of each program that devices compute together, under HEAD_OF_GROUPS."""
@@ -198,11 +201,17 @@ class Account:
         return list(rows_of_blocks(self._names, self.shown))
 
     def rows_of_devices(self) -> list[tuple[str, ...]]:
-        """A row of text for each device that something is on, under HEAD_OF_DEVICES."""
+        """A row of text for each device that something is on, under HEAD_OF_DEVICES.
+
+        All sizes of what is there are in one unit, and all sizes of what devices have.
+        """
+        facts = self.devices()
+        most = max((fact["peak"] for fact in facts.values()), default=0)
+        has = max((fact["total"] for fact in facts.values()), default=0)
         return [
-            (name, *(_size(fact[key]) for key in ("peak", "weights", "staged", "values")), fact["at"],
-             _size(fact["total"]), _size(fact["reserved"]), _size(fact["free"]))
-            for name, fact in self.devices().items()
+            (name, *(_size(fact[key], most) for key in ("peak", "weights", "staged", "values")), fact["at"],
+             *(_size(fact[key], has) for key in ("total", "reserved", "free")))
+            for name, fact in facts.items()
         ]  # fmt: skip
 
     def remarks(self, *, warned: bool = False) -> list[str]:
@@ -404,7 +413,7 @@ def _busy(program: Program, line: Timeline) -> dict[str, float]:
     return {str(device): round(line.busy(str(device)) / line.seconds, 3) for device in program.devices}
 
 
-def _text(name: str, part: Part, row: Row) -> tuple[str, ...]:
+def _text(name: str, part: Part, row: Row, largest: int) -> tuple[str, ...]:
     is_first = row is part.rows[0]
     chunks = f", in {part.chunks} chunks" if part.chunks > 1 else ""
     tiles = f", in tiles of {part.tile}" if part.tile else ""
@@ -414,9 +423,9 @@ def _text(name: str, part: Part, row: Row) -> tuple[str, ...]:
         name if is_first else "",
         row.device.name,
         row.what + chunks + parts + tiles,
-        _size(row.weights),
-        _size(row.activations),
-        _size(row.streamed),
+        _size(row.weights, largest),
+        _size(row.activations, largest),
+        _size(row.streamed, largest),
         _places(row),
         seconds_text(part.seconds, part.spread) if is_first else "",
     )
@@ -470,5 +479,5 @@ def _rests(part: Part) -> str:
     return "&".join(rests.value for rests in Residency if rests in found) or Residency.DEVICE.value
 
 
-def _size(nbytes: int) -> str:
-    return format_bytes(nbytes) if nbytes else "-"
+def _size(nbytes: int, largest: int) -> str:
+    return format_bytes_beside(nbytes, largest) if nbytes else "-"

@@ -117,7 +117,7 @@
   }
 
   function table(head, rows) {
-    const number = (one) => /^([\d.e–-]+( [KMGT]?i?B|%| [mµ]?s)?)?$/.test(one);
+    const number = (one) => /^(<?[\d.e–-]+( [KMGT]?i?B|%| [mµ]?s)?)?$/.test(one);
     const kinds = head.map((_, place) => (place === 0 ? "name" : rows.length && rows.every((row) => number(row[place])) ? "number" : ""));
     return el("div", {class: "scroll", tabindex: 0}, el("table", {},
       el("thead", {}, el("tr", {}, ...head.map((one, place) => el("th", {scope: "col", class: kinds[place]}, one)))),
