@@ -204,7 +204,8 @@ def with_data(tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("part", "level", "said"), [(0.5, "", "to spare"), (0.99, "tight", "full, "), (1.5, "over", "too much")]
+    ("part", "level", "said"),
+    [(0.5, "", "to spare"), (0.99, "tight", "full, "), (1.5, "over", "too much"), (1e12, "over", "too much")],
 )
 def test_a_device_that_is_full_is_marked(browser: Any, tmp_path: Path, part: float, level: str, said: str) -> None:
     def fill(data: dict[str, Any]) -> None:

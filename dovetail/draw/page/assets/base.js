@@ -49,8 +49,8 @@ const dovetail = {};
   };
   // How full a device gets, in a word and a sentence.
   dovetail.room = (device) => {
-    const left = device.free - device.peak, part = device.free ? device.peak / device.free : 0;
-    const size = dovetail.bytesOf(Math.abs(left), device.free);
+    const left = device.free - device.peak, part = device.free ? device.peak / device.free : device.peak ? Infinity : 0;
+    const size = dovetail.bytesOf(Math.abs(left), Math.max(device.free, device.peak));
     if (left < 0) return {level: "over", part, said: `${size} too much`};
     return {level: part >= 0.95 ? "tight" : "", part, said: `${part >= 0.95 ? "full, " : ""}${size} to spare`};
   };

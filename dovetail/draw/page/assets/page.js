@@ -18,11 +18,11 @@
 
   // Whether all fits, and how much room the fullest device has.
   function fit() {
-    const known = data.devices.filter((one) => one.free);
+    const known = data.devices.filter((one) => one.free || one.peak);
     const fullest = known.reduce((most, one) => (dovetail.room(one).part > dovetail.room(most).part ? one : most), known[0]);
     if (!fullest) return [];
     const {level, part, said} = dovetail.room(fullest);
-    return [tile(level === "over" ? "does not fit" : "fits", `fullest is ${fullest.name}, ${Math.round(100 * part)} %: ${said}`, level)];
+    return [tile(level === "over" ? "does not fit" : "fits", `fullest is ${fullest.name}${isFinite(part) ? `, ${Math.round(100 * part)} %` : ""}: ${said}`, level)];
   }
 
   // The colours of the devices of a program: one above the other where they compute it together, else side by side by
