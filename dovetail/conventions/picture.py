@@ -48,10 +48,14 @@ def picture_of(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
         result: what it returned; None where that is not known.
     """
     steps = _steps(call, args, kwargs)
-    if kwargs.get("output_type") == "latent" or not isinstance(result, (dict, tuple)) or not result:
+    asked = kwargs.get("output_type")
+    if (isinstance(asked, str) and asked == "latent") or not isinstance(result, (dict, tuple)):
         return Picture(steps=steps)
-    made = next(iter(result.values())) if isinstance(result, dict) else result[0]
-    width, height, count, frames = _size(made)
+    try:
+        made = next(iter(result.values() if isinstance(result, dict) else result), None)
+        width, height, count, frames = _size(made)
+    except Exception:  # objects of somebody's own may raise anything when they are looked at
+        return Picture(steps=steps)
     return Picture(width, height, count, frames, steps)
 
 

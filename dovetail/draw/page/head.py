@@ -21,7 +21,7 @@ _WAYS = {ALONE: "on one device", LAYER: "by layers"}
 
 
 def head_of(programs: Mapping[str, Program], account: Account | None) -> dict[str, Any]:
-    """What a call makes, in words, with the seconds of a step, and by which version it was planned on which day."""
+    """What a call makes, in words, with the seconds of a step, and which version shows it on which day."""
     version = sys.modules[__name__.partition(".")[0]].__version__  # of the package, which imports this folder
     words = account.generation.picture.words() if account else []
     return {

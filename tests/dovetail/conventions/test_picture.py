@@ -58,3 +58,16 @@ def test_steps_are_those_asked_for() -> None:
 def test_latents_have_no_pixels() -> None:
     made = picture_of(call, ["a cat"], {"output_type": "latent"}, (torch.zeros(1, 4, 8, 8),))
     assert made.words() == ["50 steps"]
+
+
+def test_what_a_pipeline_of_somebody_returns_hinders_nothing() -> None:
+    class Odd(dict[str, Any]):
+        def values(self) -> Any:
+            raise RuntimeError("not to be looked at")
+
+    class Wrong(list[Any]):
+        def __getitem__(self, place: Any) -> Any:
+            raise KeyError(place)
+
+    for result in (Odd(images=PICTURES), (Wrong(PICTURES),), (), {}, object(), (None,)):
+        assert picture_of(call, ["a cat"], {"output_type": torch.zeros(2)}, result).words() == ["50 steps"]

@@ -42,13 +42,14 @@
 
   function overview(section) {
     const sum = (pick) => data.programs.reduce((total, one) => total + pick(one), 0);
-    const took = data.plan ? data.plan.takes : seconds(sum((one) => one.seconds));
+    const isOne = data.programs.length === 1;
+    const took = data.plan ? data.plan.takes : isOne ? data.programs[0].takes : seconds(sum((one) => one.seconds));
     const {words, step, made} = data.head, several = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
     section.append(
       el("p", {class: "asked"}, el("b", {}, words.join(" · ")), el("span", {}, [
         `${several(data.programs.length, "program")} on ${several(data.devices.length, "device")}`,
-        several(sum((one) => one.operations), "operation"), `planned by ${made}`].join(" · "))),
-      el("div", {class: "tiles"}, ...fit(), tile(took, data.plan ? "a picture, predicted" : "a call of each, predicted"),
+        several(sum((one) => one.operations), "operation"), made].join(" · "))),
+      el("div", {class: "tiles"}, ...fit(), tile(took, data.plan ? "a picture, predicted" : `a call${isOne ? "" : " of each"}, predicted`),
         ...(step ? [tile(step, "a step")] : []), tile(bytes(data.weights), "of weights")));
     const whole = sum((one) => one.seconds) || 1;
     section.append(el("div", {class: "share", role: "img", "aria-label": "Share of the time", vars: {"--least": `${Math.min(7, 50 / data.programs.length)}%`}}, ...data.programs.map((one) => {
