@@ -75,9 +75,11 @@
     ctx.textAlign = "left";
     ctx.textBaseline = "alphabetic";
     ctx.setLineDash([2 * ratio, 3 * ratio]);
+    let before = -Infinity;  // lines that stand closer together than this are a smear
     for (const [name, , start, end, times] of marks) {
       const left = self.valToPos(start, "x", true), right = self.valToPos(end, "x", true);
-      if (left < bbox.left - 1 || left > bbox.left + bbox.width) continue;
+      if (left < bbox.left - 1 || left > bbox.left + bbox.width || left - before < 10 * ratio) continue;
+      before = left;
       ctx.beginPath();
       ctx.moveTo(left, bbox.top);
       ctx.lineTo(left, bbox.top + bbox.height);
