@@ -19,12 +19,13 @@ def seconds_text(seconds: float, spread: float = 0.0) -> str:
 
 
 def duration(seconds: float, spread: float = 0.0) -> str:
-    """The same in a unit that suits them.
+    """The same in a unit that suits them, and of a range the longest of them.
 
-    >>> duration(51.24), duration(0.001336), duration(7.2e-07), duration(0.0016, 0.25)
-    ('51.2 s', '1.34 ms', '0.72 µs', '1.2–2 ms')
+    >>> duration(51.24), duration(0.001336), duration(7.2e-07), duration(0.0016, 0.25), duration(0.88, 0.25)
+    ('51.2 s', '1.34 ms', '0.72 µs', '1.2–2 ms', '0.66–1.1 s')
     """
-    unit, scale = next((one for one in (("s", 1.0), ("ms", 1e-3)) if seconds >= one[1]), ("µs", 1e-6))
+    _, longest = bounds(seconds, spread)
+    unit, scale = next((one for one in (("s", 1.0), ("ms", 1e-3)) if longest >= one[1]), ("µs", 1e-6))
     return f"{seconds_text(seconds / scale, spread)} {unit}"
 
 

@@ -60,10 +60,29 @@ def format_bytes(size: float) -> str:
     >>> format_bytes(12_133_000_000), format_bytes(512), format_bytes(2**30 - 1)
     ('11.3 GiB', '512 B', '1.0 GiB')
     """
-    for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
-        if abs(size) >= unit * (1 - 0.05 / 1024):  # else it would be rounded to 1024.0 of the next smaller unit
-            return f"{size / unit:.1f} {name}"
-    return f"{size:.0f} B"
+    unit, name = _unit_of(size)
+    return f"{size / unit:.1f} {name}" if unit > 1 else f"{size:.0f} B"
+
+
+def format_bytes_beside(size: float, largest: float) -> str:
+    """The size in the unit of the largest one beside which it stands, so that all are compared at a glance.
+
+    >>> format_bytes_beside(12_133_000_000, 2**34), format_bytes_beside(246_000_000, 2**34)
+    ('11.3 GiB', '0.2 GiB')
+    >>> format_bytes_beside(1024, 2**34), format_bytes_beside(12, 100)
+    ('<0.1 GiB', '12 B')
+    """
+    unit, name = _unit_of(largest)
+    if unit == 1:
+        return f"{size:.0f} B"
+    return f"<0.1 {name}" if 0 < size < 0.05 * unit else f"{size / unit:.1f} {name}"
+
+
+def _unit_of(size: float) -> tuple[int, str]:
+    """The unit in which people say a size, and its name."""
+    units = ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
+    # a little less than one, or it would be rounded to 1024.0 of the next smaller unit
+    return next((one for one in units if abs(size) >= one[0] * (1 - 0.05 / 1024)), (1, "B"))
 
 
 def counted(number: int, noun: str, several: str = "") -> str:

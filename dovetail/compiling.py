@@ -263,8 +263,8 @@ def _residency_for(request: Request, name: str, devices: tuple[Device, ...], has
     residency = request.residency_for("", "", devices)
     if residency is Residency.DISK and not has_files:
         raise UsageError(
-            f"the weights of {name} are in memory and cannot rest on disk: name their files (weights=…), load "
-            "the pipeline with load_pipeline, or let them rest in host memory (params_backend=cpu)"
+            f"the weights of {name} are in memory and cannot be kept on disk: name their files (weights=…), load "
+            "the pipeline with load_pipeline, or keep them in host memory (params_backend=cpu)"
         )
     return residency
 

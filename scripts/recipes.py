@@ -5,7 +5,6 @@ Full-size components are traced once for it, which takes some minutes, and kept 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +34,7 @@ it: `--dtype float16`) and in the sizes of their own examples: pictures of 1024Â
 Nothing of it was run on such cards: bytes are those of the plans, and seconds are predicted from published figures of
 common cards of that size, once loaded. A part of each card and of the RAM is
 [reserved](placement.md#what-fits), as in `dovetail plan --rig` and `dovetail generate`, which find the same by
-themselves; the options are what to type to have it in any case.
+themselves; the options, below each table, are what to type to have it in any case.
 
 For your own machine, or one that you think of buying, ask with its own sizes:
 
@@ -64,17 +63,18 @@ def main() -> None:
     print(HEAD)
     for title, (cards, host) in MACHINES.items():
         print(f"## {title}\n")
-        print("| model | seconds | GiB at most | options |\n|---|---|---|---|")
-        for name in PIPELINES:
-            print(row(name, cards, host, folder))
-        print()
+        print("| model | seconds | GiB at most |\n|---|---|---|")
+        found = [recipe(name, cards, host, folder) for name in PIPELINES]
+        print(*(row for row, _ in found), sep="\n")
+        lines = [f"# {name}\n{line}" for name, (_, line) in zip(PIPELINES, found, strict=True) if line]
+        print("\n```text", *lines, "```\n", sep="\n")
     print(
         "`python -m scripts.recipes` prints this page, `python -m benchmarks.plans` more models and what others plan."
     )
 
 
-def row(name: str, cards: tuple[int, ...], host: int, folder: Path) -> str:
-    """A model on a machine; says so where it does not fit."""
+def recipe(name: str, cards: tuple[int, ...], host: int, folder: Path) -> tuple[str, str]:
+    """A model on a machine as a row of the table, and the options; no options where it does not fit."""
     loads, rig = loads_of(name, folder), rig_of(cards, host)
     machine, budgets = on(rig)
     known = machine.speeds
@@ -82,17 +82,11 @@ def row(name: str, cards: tuple[int, ...], host: int, folder: Path) -> str:
     solution = search(loads, replace(machine, speeds=in_float16(known)), budgets)
     size = sum(load.nbytes for load in loads) / GIB
     if solution is None:
-        return f"| {name}, {size:.0f} GiB | does not fit | | |"
+        return f"| {name}, {size:.0f} GiB | does not fit | |", ""
     plan = plan_of(solution, loads, budgets)
-    options = " ".join(f"`{option}`" for option in _options(plan.line + (" --dtype float16" if in_half else "")))
     seconds = seconds_text(plan.seconds, known.spread(rig.devices))
-    return f"| {name}, {size:.0f} GiB | {seconds} | {gib(plan.peak)} | {options} |"
-
-
-def _options(line: str) -> Iterator[str]:
-    """The options of a line, each with its value."""
-    for part in line.split(" --"):
-        yield part if part.startswith("--") else f"--{part}"
+    line = plan.line + (" --dtype float16" if in_half else "")
+    return f"| {name}, {size:.0f} GiB | {seconds} | {gib(plan.peak)} |", line
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ..errors import WeightError
 from ..printable import printable
+from ..schema_errors import told_of
 from .entries import Piece, StoredFile, WeightEntry, can_be_shape, clipped, stored_bytes
 from .identity import FileIdentity
 from .quantized_types import STORED_TYPES
@@ -130,10 +131,8 @@ class OriginTable(BaseModel):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            first = error.errors()[0]
-            where, why = ".".join(map(str, first["loc"])) or "the whole", first["msg"].removeprefix("Value error, ")
             raise WeightError(
-                f"the table of weights is damaged: {clipped(where)}: {clipped(why)}: have it written anew"
+                f"the table of weights is damaged: {clipped(told_of(error))}: have it written again"
             ) from error
 
     def to_json(self) -> str:

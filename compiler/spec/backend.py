@@ -211,12 +211,12 @@ def _read_place(span: Span) -> Word:
     if set("&+") & set(span.value):
         return _read_amounts(span)
     if _place_of(span) in (HOST, DEVICE) and ":" in span.value:
-        raise span.error("it is not said where the other weights rest", f"{span.value}&{DISK}")
+        raise span.error("it is not said where the other weights are kept", f"{span.value}&{DISK}")
     if _place_of(span) == DEVICE:
         return Word(DEVICE, span)
     word = _read_word(span)
     if word.text == BALANCED:
-        raise span.error("weights cannot rest 'balanced'", "one device, or disk")
+        raise span.error("weights cannot be kept 'balanced'", "one device, or disk")
     return word
 
 
@@ -227,10 +227,10 @@ def _read_amounts(span: Span) -> Resting:
     found = next((mix for mix in _MIXES if set(mix) == places.keys() and len(words) == len(mix)), None)
     if found is None:
         said = f"one device, {DISK}, {HOST}:15GiB&{DISK}, {DEVICE}:8GiB&{HOST}, or {DEVICE}:8GiB&{HOST}:15GiB&{DISK}"
-        raise span.error("weights rest in one place, not in a list", said)
+        raise span.error("weights are kept in one place, not in a list", said)
     *some, last = found
     if ":" in places[last].value:
-        raise places[last].error("it is not said where the other weights rest", f"{last} without a size")
+        raise places[last].error("it is not said where the other weights are kept", f"{last} without a size")
     sizes = {place: _read_amount(places[place]) for place in some}
     return Resting(last, places[last], Amounts(sizes.get(DEVICE, 0), sizes.get(HOST, 0)))
 
@@ -246,7 +246,7 @@ def _read_amount(part: Span) -> int:
     _, size = part.partition(":")
     if size is None:
         where = "in host memory" if _place_of(part) == HOST else "on its devices"
-        raise part.error(f"it is not said how much rests {where}", f"a size: {_place_of(part)}:15GiB")
+        raise part.error(f"it is not said how much is kept {where}", f"a size: {_place_of(part)}:15GiB")
     return parse_bytes(size)
 
 

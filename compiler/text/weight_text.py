@@ -118,7 +118,7 @@ def read_residency(line: Line) -> Residency:
     """Where weights rest."""
     word = line.take()
     if word not in {one.value for one in Residency}:
-        raise TextError("weights rest on the cpu or the disk, or on the device that reads them")
+        raise TextError("weights are kept on the cpu or the disk, or on the device that reads them")
     return Residency(word)
 
 

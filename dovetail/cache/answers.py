@@ -62,7 +62,7 @@ class Answer:
         if not self.made:
             return ""
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.made))
-        return f"This was planned on {when}, and kept since nothing has changed ({folder.SWITCH}=0 plans anew)."
+        return f"This was planned on {when}, and kept since nothing has changed ({folder.SWITCH}=0 plans again)."
 
 
 def key_of(asked: object, places: Iterable[Path], files: Iterable[Path] = ()) -> str:
@@ -127,7 +127,7 @@ def read(key: str) -> Answer | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, NoEntry) as error:
-        logger.warning("the kept answer %s is not used: %s; it is made and written anew", path, str(error))
+        logger.warning("the kept answer %s is not used: %s; it is made and written again", path, str(error))
         return None
     folder.touch(key, folder.ANSWER)
     return found

@@ -57,7 +57,7 @@ def read(key: str, traced: Program) -> Program | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, NoEntry, DovetailError, ValueError, KeyError) as error:
-        logger.warning("the kept program %s is not used: %s; it is made and written anew", path, str(error))
+        logger.warning("the kept program %s is not used: %s; it is made and written again", path, str(error))
         return None
     folder.touch(key, folder.PROGRAM)
     return program

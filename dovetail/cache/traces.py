@@ -189,10 +189,10 @@ def _read(path: Path, key: Key, module: nn.Module, is_named: bool = False) -> tu
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, NoEntry) as error:
-        _tell(f"the kept trace {path} is not used: {error}; it is traced and written anew")
+        _tell(f"the kept trace {path} is not used: {error}; it is traced and written again")
         return None
     if not _fits(program, module):
-        _tell(f"the kept trace {path} is not used: it is of other weights; it is traced and written anew")
+        _tell(f"the kept trace {path} is not used: it is of other weights; it is traced and written again")
         return None
     logger.info("took the trace of a %s from %s in %.2f s", program.name, path, time.perf_counter() - started)
     return program, parts

@@ -23,6 +23,7 @@ from ..compiler.devices.device import Device
 from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.program import Program
 from ..compiler.units import format_bytes
+from ..conventions.picture import Picture
 from ..passes.simulate.cost import OpCost
 from ..runtime.devices.accelerator import accelerator_of
 from ..runtime.devices.transfers import home_of
@@ -141,6 +142,9 @@ class DryRun:
 
     again: Callable[[Any], DryRun] | None = None
     """Makes the same call dry again, as a draft places all."""
+
+    picture: Picture = field(default_factory=Picture)
+    """What the call makes, as far as it is known."""
 
     calls: dict[tuple[Call, Any], DryCall] = field(default_factory=dict)
     times: Counter[tuple[Call, Any]] = field(default_factory=Counter)

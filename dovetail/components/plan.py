@@ -74,7 +74,7 @@ class ComponentPlan:
     def kept_apart(self) -> str:
         """What was asked for with which calls take no turns, in words."""
         if self.residency is not Residency.DEVICE:
-            return "its weights rest elsewhere (--params-backend)"
+            return "its weights are kept elsewhere (--params-backend)"
         if self.shares:
             return "its devices were given shares (--tensor-split)"
         return "Inductor compiles its blocks (--inductor)" if self.inductor else ""

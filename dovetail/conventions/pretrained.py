@@ -33,7 +33,7 @@ TAKEN = {
 }
 """What each argument that is taken means."""
 
-_MEMORY = 'params_backend="disk" has weights rest in their files, or load with diffusers and call compile_pipeline'
+_MEMORY = 'params_backend="disk" keeps weights in their files, or load with diffusers and call compile_pipeline'
 _DIFFUSERS = "load with diffusers and call compile_pipeline"
 _CONFIG = "give config, the folder of a pipeline of this kind"
 REFUSED = {

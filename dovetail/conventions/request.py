@@ -195,8 +195,8 @@ class Request:
             return Residency.HOST
         of = f" of {attribute}" if attribute else ""
         raise UsageError(
-            f"weights{of} cannot rest on {place} and be read on {' & '.join(names)}: "
-            "let them rest on cpu or disk (--params-backend), or where they are read by leaving it out"
+            f"weights{of} cannot be kept on {place} and be read on {' & '.join(names)}: "
+            "keep them on cpu or disk (--params-backend), or where they are read by leaving it out"
         )
 
     def chunks_for(self, attribute: str = "", role: str = "") -> int:

@@ -26,6 +26,7 @@ from ..passes.fit.choices import Choice, choices, taken
 from ..passes.fit.group_work import GroupWork
 from ..passes.fit.lacking import lacking, problem_of
 from ..passes.fit.machine import Kind, Machine
+from ..passes.fit.options import Option
 from ..passes.fit.plan import Plan, plan_of
 from ..passes.fit.search import Solution, search
 from ..passes.fit.workload import TRIES, Budgets, Load, Over, excess_of, foreseeing, taken_off
@@ -36,6 +37,7 @@ from .asked import asked_of, budgets_of
 from .by_layers import searched
 from .chains import CallOfPart, chain_by_parts, joined_chain, prepared
 from .chosen import Quicker, forget, quicker, rough
+from .others import Other
 
 logger = logging.getLogger(__name__)
 
@@ -133,13 +135,24 @@ class Decision:
 
     def explained(self) -> Plan:
         """The plan with notes on why devices are used or not; a search for each of them, which knows of no rows."""
+        return replace(self.plan, notes=self._compared[0]) if self._compared[0] else self.plan
+
+    @property
+    def others(self) -> tuple[Other, ...]:
+        """The plans that these notes tell of, the quickest first; they are found with the notes."""
+        return self._compared[1]
+
+    @cached_property
+    def _compared(self) -> tuple[tuple[str, ...], tuple[Other, ...]]:
         ways = self.solution.ways
         heavy = max(self.loads, key=lambda load: ways[load.name].seconds)
         if heavy.name in self.by_rows and not heavy.asked.chooses_mode:
-            return self.plan
+            return (), ()
         loads = tuple(rough(load) if load.asked.chooses_mode else load for load in self.loads)
         of = self.solution, loads, self.machine, self.budgets
-        return replace(self.plan, notes=(*why_used(*of), *why_not_used(*of)))
+        others: list[Other] = []
+        notes = (*why_used(*of, others), *why_not_used(*of, others))
+        return notes, tuple(sorted(others, key=lambda one: one.seconds))
 
     @cached_property
     def choices(self) -> tuple[Choice, ...]:
@@ -232,11 +245,17 @@ def speeds_rehearsed(rig: Rig) -> Speeds:
     )
 
 
-def why_used(solution: Solution, loads: Sequence[Load], machine: Machine, budgets: Budgets) -> list[str]:
+def why_used(
+    solution: Solution,
+    loads: Sequence[Load],
+    machine: Machine,
+    budgets: Budgets,
+    plans: list[Other] | None = None,
+) -> list[str]:
     """For the devices behind the first that the component of most seconds is on, what a picture would take without.
 
     Idle devices that are like one of them would take its place, and are left out with it. Of those that are alike, to
-    which no other component was asked, or the same ones, the last one is tried.
+    which no other component was asked, or the same ones, the last one is tried. What is found is added to ``plans``.
     """
     heavy = max(loads, key=lambda load: solution.ways[load.name].seconds)
     used = {device for way in solution.ways.values() for device in way.devices}
@@ -255,6 +274,8 @@ def why_used(solution: Solution, loads: Sequence[Load], machine: Machine, budget
         one_less = f"one of {joined(devices)}" if len(devices) > 1 else str(devices[0])
         others = f", and without {joined(sorted(idle, key=machine.devices.index))} in its place," if idle else ""
         notes.append(f"without {one_less}{others} {f'a picture would {longer}' if longer else 'nothing fits'}")
+        if plans is not None and other is not None:
+            plans.append(Other(f"without {one_less}{others}".removesuffix(","), other.seconds))
     return notes
 
 
@@ -263,10 +284,17 @@ def _by_layers(loads: Sequence[Load]) -> list[Load]:
     return [load.by_layers if load.asked.seeks_group else load for load in loads]
 
 
-def why_not_used(solution: Solution, loads: Sequence[Load], machine: Machine, budgets: Budgets) -> list[str]:
+def why_not_used(
+    solution: Solution,
+    loads: Sequence[Load],
+    machine: Machine,
+    budgets: Budgets,
+    plans: list[Other] | None = None,
+) -> list[str]:
     """Of the devices but the host that have no part of what takes most seconds, what a picture would take if they had.
 
-    Devices of which the same is to be said are in one line, and those that are alike are searched once.
+    Devices of which the same is to be said are in one line, and those that are alike are searched once. What is found
+    is added to ``plans``.
     """
     used = {device for way in solution.ways.values() for device in way.devices}
     heavy = max(loads, key=lambda load: solution.ways[load.name].seconds)
@@ -277,10 +305,19 @@ def why_not_used(solution: Solution, loads: Sequence[Load], machine: Machine, bu
     for device in () if heavy.asked.devices else others:
         kind = kinds[device], device in used
         if kind not in known:
-            known[kind] = _why(device, heavy, solution, loads, machine, budgets)
+            other = _found_with(device, heavy, solution, loads, machine, budgets)
+            known[kind] = _why(device, heavy, solution, other, budgets)
+            if plans is not None and other is not None:
+                plans.append(Other(_over(heavy, other.ways[heavy.name]), other.seconds))
         told[device in used, known[kind]].append(device)
     how = "" if heavy.asked.chooses_mode else " by layers"
     return [_said_of(devices, heavy.name, is_used, f"too{how} {why}") for (is_used, why), devices in told.items()]
+
+
+def _over(heavy: Load, way: Option) -> str:
+    """Which devices a component is split over in another plan, and in which way."""
+    mode = {"layer": "by layers"}.get(way.mode, f"by {way.mode}")
+    return f"{heavy.name} over {joined(way.devices)}{f' {mode}' if len(way.devices) > 1 else ''}"
 
 
 def _said_of(devices: Sequence[Device], heavy: str, is_used: bool, why: str) -> str:
@@ -305,13 +342,17 @@ def joined(devices: Sequence[Device]) -> str:
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
-def _why(
+def _found_with(
     device: Device, heavy: Load, solution: Solution, loads: Sequence[Load], machine: Machine, budgets: Budgets
-) -> str:
+) -> Solution | None:
+    """The plan in which a component may have a further device; None where there is none."""
     devices = (*solution.ways[heavy.name].devices, device)
     opened = replace(heavy.asked.opened, devices=devices, mode=QUICKEST if heavy.asked.chooses_mode else "layer")
-    forced = [replace(one, asked=opened) if one is heavy else one for one in loads]
-    other = search(forced, machine, budgets)
+    return search([replace(one, asked=opened) if one is heavy else one for one in loads], machine, budgets)
+
+
+def _why(device: Device, heavy: Load, solution: Solution, other: Solution | None, budgets: Budgets) -> str:
+    """What a picture would take with a further device for a component, by the plan that was found so."""
     way = other.ways[heavy.name] if other else None
     if other is None or way is None:
         return f"does not fit in its {format_bytes(budgets.of(device))}"

@@ -66,7 +66,7 @@ def _other_ways(
     """What was not asked for and makes a module fit, in words."""
     if _fits_from_host(fit, name, traced, request, lower):
         yield (
-            "let its weights rest in host memory, from which each is brought for the stage that reads it, with which "
+            "keep its weights in host memory, from which each is brought for the stage that reads it, with which "
             "it fits (params_backend=cpu, --params-backend cpu)"
         )
     count = next((count for count in COUNTS if _fits_in_chunks(count, fit, name, traced, request, lower)), None)

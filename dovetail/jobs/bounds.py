@@ -60,7 +60,7 @@ class Bounds:
 
     def _check_pictures(self, job: Job) -> None:
         if job.mask is not None and job.image is None:
-            raise UsageError("a mask says which part of a picture is painted anew: give that picture too")
+            raise UsageError("a mask says which part of a picture is replaced: give that picture too")
         if job.strength is not None and job.image is None:
             raise UsageError("strength says how much of a picture is changed: give that picture too")
         for name, data in (("image", job.image), ("mask", job.mask)):

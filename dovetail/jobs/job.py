@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ..compiler.errors import UsageError
+from ..compiler.schema_errors import told_of
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,9 @@ class Job:
         try:
             return _adapter().validate_json(text)
         except ValidationError as error:
-            raise UsageError(f"this is no job: {said_of(error)}") from error
+            raise UsageError(f"this is no job: {told_of(error)}") from error
 
 
 @functools.cache
 def _adapter() -> TypeAdapter[Job]:
     return TypeAdapter(Job)
-
-
-def said_of(error: ValidationError) -> str:
-    """What is wrong with a value, in one sentence that repeats nothing of it but the names of its fields."""
-    first: Any = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    place = ".".join(str(part)[:100] for part in first["loc"])
-    return f"{place}: {first['msg']}" if place else str(first["msg"])

@@ -54,8 +54,8 @@ def _refuse_offloaded(pipe: str, modules: Mapping[str, nn.Module]) -> None:
     if grouped:
         raise UsageError(
             f"diffusers moves the weights of {', '.join(grouped)} of this {pipe} by groups "
-            "(enable_group_offload), which dovetail would place: load the pipeline again without that, and let weights "
-            "rest in host memory instead (params_backend=cpu)"
+            "(enable_group_offload), which dovetail would place: load the pipeline again without that, and keep "
+            "weights in host memory instead (params_backend=cpu)"
         )
     hooked = [name for name, module in modules.items() if hasattr(module, libraries.HOOK)]
     if hooked:

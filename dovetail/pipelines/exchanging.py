@@ -95,7 +95,7 @@ class Exchanging(PlacedPipeline):
         given = modules, roles, partial(self._whole_on, is_open=self._is_open), (name,)
         plan = component_plans(self._request, *given)[name]
         if plan.residency is Residency.DISK:
-            logger.warning("the new %s lies in no file: its weights rest in host memory", name)
+            logger.warning("the new %s lies in no file: its weights are kept in host memory", name)
             self._request = resting_in_memory(self._request, name)
             self._asked = resting_in_memory(self._asked, name)
             plan = component_plans(self._request, *given)[name]

@@ -55,7 +55,7 @@ class ExecutionDevice(Replacement):
         """Raises UsageError."""
         raise UsageError(
             f"accelerate cannot move this {type(module).__name__}, or take hooks off it: dovetail placed it as a "
-            "component of a compiled pipeline: let its weights rest in host memory instead (params_backend=cpu), or "
+            "component of a compiled pipeline: keep its weights in host memory instead (params_backend=cpu), or "
             "call undo() of that pipeline first"
         )
 

@@ -20,6 +20,7 @@ from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Lifetime
 from ..compiler.units import counted, format_bytes
 from ..components.dry import Skips
+from ..conventions.picture import Picture
 from ..passes.simulate.cost import OpCost
 from .tiling import Tile
 from .usage import usage_of
@@ -166,6 +167,8 @@ class Generation:
         """The calls that go on at the same time, each time that the pipeline waits for some together."""
         self.apart: dict[str, str] = {}
         """Why calls of components run one after another that could go on at the same time."""
+        self.picture = Picture()
+        """What the call makes, as far as it is known."""
         self.is_told = False
         """Whether it was said, before a call, which devices get nothing of it."""
         self._rigs = rigs
@@ -185,7 +188,7 @@ class Generation:
         """This plan on the same devices, of which something else is free."""
         other = Generation(self.calls, rigs, rig, self._others, self._visits)
         other.tiles, other.own, other.skips = self.tiles, self.own, self.skips
-        other.turns, other.apart = self.turns, self.apart
+        other.turns, other.apart, other.picture = self.turns, self.apart, self.picture
         return other
 
     @cached_property
@@ -290,7 +293,7 @@ class Generation:
         here = self.resident.get(device, Counter()) + self._staged(call, device)
         holders = ", ".join(f"{format_bytes(nbytes)} of {name}" for name, nbytes in here.most_common())
         largest = next((name for name, _ in here.most_common(1)), call.component)
-        ways = [f"let the weights of {largest} rest elsewhere (--params-backend {largest}=cpu)"]
+        ways = [f"keep the weights of {largest} elsewhere (--params-backend {largest}=cpu)"]
         ways += [f"give {largest} other devices (--backend)"]
         ways += ["ask for a smaller size or batch" if peak.values > peak.resident + peak.staged else "a smaller dtype"]
         return (

@@ -7,7 +7,8 @@ after it are left out.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from ..compiler.durations import seconds_text
 from ..compiler.ir.schedule import Lifetime
@@ -20,21 +21,33 @@ _MOST = 1.0
 """The seconds that all searches may take together."""
 
 
-def told_of_types(generation: Generation, decision: Decision | None) -> list[str]:
-    """A line that names the types in which nothing would be streamed of what is, each with the seconds of a picture.
+class InType(NamedTuple):
+    """Components of which nothing would be streamed in a packed type, and the seconds of a picture by the search."""
+
+    names: tuple[str, ...]
+    quant: str
+    seconds: float
+
+
+def types_of(generation: Generation, decision: Decision | None) -> list[InType]:
+    """The types in which nothing would be streamed of what is.
 
     None where nothing was searched, nothing is streamed, or no type that is tried helps.
     """
     names = _streamed(generation)
     if decision is None or not names:
         return []
-    spread = decision.machine.speeds.spread(decision.machine.devices)
-    found = [(quant, seconds_text(one.seconds, spread)) for quant, one in _searched(decision, names)]
-    if not found:
+    return [InType(tuple(sorted(names)), quant, one.seconds) for quant, one in _searched(decision, names)]
+
+
+def told_of_types(types: Sequence[InType], spread: float) -> list[str]:
+    """A line that names these types with their seconds, of which a part may be off; none where there are none."""
+    if not types:
         return []
-    types = ", ".join(f"{quant}: {seconds} s" for quant, seconds in found)
-    option = ",".join(f"{name}={found[0][0].lower()}" for name in sorted(names))
-    return [f"{' and '.join(sorted(names))} would not be streamed in a packed type ({types}): --quant {option}"]
+    names, first, _ = types[0]
+    each = ", ".join(f"{quant}: {seconds_text(seconds, spread)} s" for _, quant, seconds in types)
+    option = ",".join(f"{name}={first.lower()}" for name in names)
+    return [f"{' and '.join(names)} would not be streamed in a packed type ({each}): --quant {option}"]
 
 
 def _streamed(generation: Generation) -> set[str]:

@@ -31,6 +31,7 @@ from ..components.component import Component
 from ..components.dry import WAYS, CannotBePlannedError, DryRun, dry_run, running_dry
 from ..conventions.hooks import has_foreign_hooks, is_of_libraries
 from ..conventions.modes import has_foreign_modes
+from ..conventions.picture import picture_of
 from ..passes.states.kept_forms import kept as states_kept
 from ..runtime.devices.accelerator import accelerator_of
 from ..runtime.devices.out_of_memory import ran_out
@@ -159,7 +160,7 @@ class Planner:
 
     def _known_of(self, handle: Plannable, found: Lowered) -> Known:
         """What later calls of the kind take."""
-        found.generation.tiles = self.tiles.all
+        found.generation.tiles, found.generation.picture = self.tiles.all, found.run.picture
         met = [Met.of(one) for one in found.run.calls.values()]
         adopted = adopted_by(handle.components.values())
         return Known(found.generation, met, self.tiles.now, found.draft.plan.phases.turns, adopted)
@@ -213,6 +214,8 @@ class Planner:
         run.room = {one: granted[one].free for one in here if one in granted and one.torch in run.before}
         cls = getattr(type(pipe), "_dovetail_base", type(pipe))
         kept: ContainersAsBefore | None = None
+        makes = partial(picture_of, cls.__call__, asked.args, asked.kwargs)
+        run.picture = makes(None)  # should it end early
         try:
             kept = self._kept(handle, cls, asked, run)
             isolation = isolated(pipe, cls, asked.args, asked.kwargs, devices, run.main)
@@ -220,7 +223,7 @@ class Planner:
             with own, self.tiles.within(handle, draft.plan.tiles), isolation as call, running_dry(run):
                 lasting = Lasting(call.copies)
                 run.still = lasting.still
-                copy_context().run(call)  # what a component sets context variables to
+                run.picture = makes(copy_context().run(call))  # what a component sets context variables to
                 run.end(lasting.beyond)
         except CannotBePlannedError as why:
             level = logging.WARNING if asked.strict else logging.INFO

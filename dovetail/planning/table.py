@@ -19,7 +19,7 @@ from ..compiler.ir.program import IN_PARTS, Program
 from ..compiler.ir.schedule import Lifetime
 from ..compiler.spec.residency import Residency
 from ..compiler.states.parts import held_on, slot_bytes
-from ..compiler.units import format_bytes
+from ..compiler.units import format_bytes, format_bytes_beside
 from ..fitting.whole_copies import Copy, whole_copies
 from ..passes.batches.divide import micro_batches_of
 from ..passes.rewrites.chunk import chunks_of
@@ -29,7 +29,7 @@ from .choice import facts_of_choices, rows_of_choices
 from .generation import Generation, PlannedCall, numbered, told_apart
 from .guidance import Together, together_in
 from .on_host import told_of_host
-from .packed import told_of_types
+from .packed import InType, told_of_types, types_of
 from .parts import Part, Row
 from .replicas import facts_of_replicas, told_of_replicas
 from .shared_work import facts_of_group, is_shared_out, rows_of_blocks, rows_of_groups
@@ -162,7 +162,7 @@ class Account:
     def once(self) -> str:
         """When a picture takes these seconds, in words."""
         reads = any(_reads_disk(part.call.program) for part in self.parts)
-        return "once loaded, reading what rests on disk again" if reads else "once loaded"
+        return "once loaded, reading what is kept on disk again" if reads else "once loaded"
 
     @property
     def spread(self) -> float:
@@ -189,8 +189,11 @@ class Account:
         return list(told_apart(part.title for part in self.shown))
 
     def rows(self) -> list[tuple[str, ...]]:
-        """A row of text for each device of each program, under HEAD."""
-        return [_text(name, part, row) for name, part in zip(self._names, self.shown, strict=True) for row in part.rows]
+        """A row of text for each device of each program, under HEAD; all sizes are in one unit."""
+        rows = [row for part in self.shown for row in part.rows]
+        largest = max((max(row.weights, row.activations, row.streamed) for row in rows), default=0)
+        named = zip(self._names, self.shown, strict=True)
+        return [_text(name, part, row, largest) for name, part in named for row in part.rows]
 
     def rows_of_groups(self) -> list[tuple[str, ...]]:
         """A row of text for each device of each program that devices compute together, under HEAD_OF_GROUPS."""
@@ -201,11 +204,17 @@ class Account:
         return list(rows_of_blocks(self._names, self.shown))
 
     def rows_of_devices(self) -> list[tuple[str, ...]]:
-        """A row of text for each device that something is on, under HEAD_OF_DEVICES."""
+        """A row of text for each device that something is on, under HEAD_OF_DEVICES.
+
+        All sizes of what is there are in one unit, and all sizes of what devices have.
+        """
+        facts = self.devices()
+        most = max((fact["peak"] for fact in facts.values()), default=0)
+        has = max((fact["total"] for fact in facts.values()), default=0)
         return [
-            (name, *(_size(fact[key]) for key in ("peak", "weights", "staged", "values")), fact["at"],
-             _size(fact["total"]), _size(fact["reserved"]), _size(fact["free"]))
-            for name, fact in self.devices().items()
+            (name, *(_size(fact[key], most) for key in ("peak", "weights", "staged", "values")), fact["at"],
+             *(_size(fact[key], has) for key in ("total", "reserved", "free")))
+            for name, fact in facts.items()
         ]  # fmt: skip
 
     def remarks(self, *, warned: bool = False) -> list[str]:
@@ -221,10 +230,18 @@ class Account:
         rest = (*replicas, *self.types, *self.turns, *self._rehearsed(), *self._withheld(), *self.notes)
         return [*warnings, takes, *told_of_skipped(self), *quicker, *rest]
 
-    @cached_property
+    @property
     def types(self) -> tuple[str, ...]:
         """What of weights that are streamed would not be in a packed type, and how long a picture takes then."""
-        return tuple(told_of_types(self.generation, self.decision))
+        if self.decision is None:
+            return ()
+        machine = self.decision.machine
+        return tuple(told_of_types(self.packed, machine.speeds.spread(machine.devices)))
+
+    @cached_property
+    def packed(self) -> tuple[InType, ...]:
+        """The packed types in which nothing would be streamed of what is."""
+        return tuple(types_of(self.generation, self.decision))
 
     @property
     def quicker(self) -> Quicker | None:
@@ -400,7 +417,7 @@ def _busy(program: Program, line: Timeline) -> dict[str, float]:
     return {str(device): round(line.busy(str(device)) / line.seconds, 3) for device in program.devices}
 
 
-def _text(name: str, part: Part, row: Row) -> tuple[str, ...]:
+def _text(name: str, part: Part, row: Row, largest: int) -> tuple[str, ...]:
     is_first = row is part.rows[0]
     chunks = f", in {part.chunks} chunks" if part.chunks > 1 else ""
     tiles = f", in tiles of {part.tile}" if part.tile else ""
@@ -410,9 +427,9 @@ def _text(name: str, part: Part, row: Row) -> tuple[str, ...]:
         name if is_first else "",
         row.device.name,
         row.what + chunks + parts + tiles,
-        _size(row.weights),
-        _size(row.activations),
-        _size(row.streamed),
+        _size(row.weights, largest),
+        _size(row.activations, largest),
+        _size(row.streamed, largest),
         _places(row),
         seconds_text(part.seconds, part.spread) if is_first else "",
     )
@@ -466,5 +483,5 @@ def _rests(part: Part) -> str:
     return "&".join(rests.value for rests in Residency if rests in found) or Residency.DEVICE.value
 
 
-def _size(nbytes: int) -> str:
-    return format_bytes(nbytes) if nbytes else "-"
+def _size(nbytes: int, largest: int) -> str:
+    return format_bytes_beside(nbytes, largest) if nbytes else "-"

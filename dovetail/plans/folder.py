@@ -113,7 +113,7 @@ class Plans:
                 return as_planned(steps, plan.program, dict(_assigned(plan.program, traced)))
             reasons.append(f"in {plan.path.name} {why}")
         problem = "; ".join(reasons) or "there is no plan of it"
-        self._tell(f"no plan in {self.place} is used for a call of {component}: {problem}: it is placed anew")
+        self._tell(f"no plan in {self.place} is used for a call of {component}: {problem}: it is placed again")
         return None
 
     def _tell(self, message: str) -> None:
@@ -163,7 +163,7 @@ def _why_not(plan: Program, traced: Program, residency: Residency) -> str:
         return f"it is on {' & '.join(map(str, plan.devices))}, and here on {' & '.join(map(str, traced.devices))}"
     may_rest = _is_on_host(plan) and plan.kept is Residency.DEVICE and residency is Residency.DISK
     if residency not in plan.residency.values() and plan.kept is not residency and not may_rest:
-        return f"weights rest on {_rests(plan.kept)}, and here on {_rests(residency)}"
+        return f"weights are kept on {_rests(plan.kept)}, and here on {_rests(residency)}"
     moved = [name for name, home in traced.home.items() if name in plan.home and plan.home[name] != home]
     return (
         f"{moved[0]} is on {plan.home[moved[0]]}, and another call has it on {traced.home[moved[0]]}" if moved else ""

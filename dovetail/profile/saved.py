@@ -25,7 +25,7 @@ def check_is_newer(profile: Path) -> None:
     kept = speeds_file()
     if kept is not None and kept.exists() and kept.stat().st_mtime_ns > profile.stat().st_mtime_ns:
         raise UsageError(
-            f"{profile} was written before {kept} was, so that its predictions rest on other speeds: profile a call "
+            f"{profile} was written before {kept} was, so that its predictions use other speeds: profile a call "
             "again (dovetail generate --profile FILE), and save that"
         )
 

@@ -135,7 +135,7 @@ def made(key: str, title: str, weights: Sequence[Converted], advance: Callable[[
             raise
         except (DovetailError, OSError, NotImplementedError) as error:  # the last where files have no locks
             why = str(error)
-    logger.warning("the packed weights of %s are not kept, and packed anew at the next start: %s", title, why)
+    logger.warning("the packed weights of %s are not kept, and packed again at the next start: %s", title, why)
     return _in_memory_of(key, conversion, advance)
 
 

@@ -63,7 +63,7 @@ class Recovery:
         except DoesNotFitError:
             streams = False
         how = (
-            "its weights rest in host memory while there is no room for them, and come block by block"
+            "its weights are kept in host memory while there is no room for them, and are copied block by block"
             if streams
             else "all else is freed"
         )

@@ -251,7 +251,7 @@ def test_what_does_not_fit_is_refused_with_both_numbers(ids: torch.Tensor) -> No
 def test_a_module_whose_weights_do_not_fit_is_told_to_have_them_in_host_memory_where_that_fits() -> None:
     layers, x = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8))).eval(), torch.ones(1, 256)
     options = {"backend": "sim0", "rig": "sim0=1MiB,cpu=1GiB"}
-    with pytest.raises(DoesNotFitError, match=r"rest in host memory, .* it fits \(params_backend=cpu, "):
+    with pytest.raises(DoesNotFitError, match=r"weights in host memory, .* it fits \(params_backend=cpu, "):
         dovetail.compile(layers, (x,), **options)  # type: ignore[arg-type]
     compiled = dovetail.compile(layers, (x,), params_backend="cpu", **options)  # type: ignore[arg-type]
     with torch.no_grad():

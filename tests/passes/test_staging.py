@@ -107,7 +107,7 @@ def test_text_says_where_weights_rest() -> None:
     assert "\nrests disk\n" in print_program(program)
     assert parse_program(print_program(program)).residency == program.residency
     assert print_program(parse_program(print_program(program))) == print_program(program)
-    with pytest.raises(ProgramTextError, match="weights rest on the cpu or the disk"):
+    with pytest.raises(ProgramTextError, match="weights are kept on the cpu or the disk"):
         parse_program(print_program(program).replace("rests disk", "rests moon"))
 
 

@@ -44,7 +44,7 @@ def generate(
     loras: Loras,
     source: Source,
     bulk: Bulk,
-    prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="What to paint.")] = None,
+    prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="What to generate.")] = None,
     model: Annotated[
         str,
         typer.Option("-m", "--model", metavar="FOLDER", help="A pipeline's folder, file or hub id; else the demo."),
@@ -173,7 +173,7 @@ def _saved(file: Path | None, given: dict[str, Any], painting: Painting) -> tupl
     """The latents of a file, whose call takes the place of what was not typed; and the seed of that call."""
     if file is None:
         if given["prompt"] is None:
-            raise UsageError("generate needs a prompt: what to paint, or --latents FILE to go on from")
+            raise UsageError("generate needs a prompt that says what to generate, or --latents FILE to go on from")
         return None, painting.seed
     if painting.count > 1:
         raise UsageError(f"{file} has one picture's latents: leave out --num-images {painting.count}")

@@ -22,7 +22,7 @@ Two GPUs, three quarters of it on the first:
   dovetail generate "a cat" --model MODEL --backend cuda0+cuda1 --tensor-split 3,1
 One GPU, text encoders on the CPU:
   dovetail generate "a cat" --model MODEL --backend "cuda0,te=cpu"
-One GPU that is too small: weights rest in RAM and come block by block:
+One GPU that is too small: weights are kept in RAM and copied block by block:
   dovetail generate "a cat" --model MODEL --backend cuda0 --params-backend cpu
 Too little RAM as well: they come from their files:
   dovetail generate "a cat" --model MODEL --backend cuda0 --params-backend disk
@@ -34,7 +34,7 @@ A rehearsal without a GPU, on simulated devices that keep their sizes:
   dovetail generate "a red circle" --backend sim0+sim1 --rig "sim0=64MiB,sim1=32MiB,cpu=8GiB"
 """,
     "pictures": """\
-What is painted.
+What is generated.
 
 Four pictures, with the seeds 7, 8, 9 and 10:
   dovetail generate "a cat" --model MODEL --seed 7 --num-images 4

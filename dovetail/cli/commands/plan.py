@@ -35,10 +35,10 @@ def plan(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Say where a pipeline's components run and rest: least predicted time within every budget.
+    """Find where to run a pipeline's components and keep their weights: least predicted time within every budget.
 
-    Nothing is computed and no weight is read. What is said by --backend, --params-backend and the like is kept to; the
-    rest is searched. The last line is the command that paints so. `generate --dry-run` says the same of a call.
+    Nothing is computed and no weight is read. What is said by --backend, --params-backend and the like is kept to; all
+    else is searched. The last line is the command that runs this plan. `generate --dry-run` says the same of a call.
     """
     refuse_config(subject)
     if subject.endswith(".json") and (is_plan(subject) or not Path(subject).exists()):

@@ -21,7 +21,7 @@ HEAD = ("component", "lane", "what", "calls", "predicted ms", "measured ms", "ra
 _RIGHT = (3, 4, 5, 6)
 _MOST = 1000
 _LEAST = 5e-7
-Save = Annotated[bool, typer.Option("--save", help="Have the next plans rest on what was measured.")]
+Save = Annotated[bool, typer.Option("--save", help="Have the next plans use what was measured.")]
 Traced = Annotated[Path, typer.Argument(metavar="FILE", help="What `dovetail generate --profile` wrote.")]
 
 

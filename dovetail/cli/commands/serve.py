@@ -82,7 +82,8 @@ class Allowed:
     max_steps: Annotated[int, _most("--max-steps", help="Steps of a picture.", min=1, max=10_000)] = 200
     max_count: Annotated[int, _most("--max-count", help="Pictures of a job.", min=1, max=1000)] = 16
     replicas: Annotated[
-        str, _most("--replicas", metavar="N|auto", help="Processes that paint, each with a whole copy on its devices.")
+        str,
+        _most("--replicas", metavar="N|auto", help="Processes that generate, each with a whole copy."),
     ] = ""
     keep: Annotated[float, _most("--keep", help="Seconds that pictures with an address are kept.", min=1, max=1e6)] = (
         3600.0

@@ -47,7 +47,7 @@ def option(*names: str, help: str, metavar: str | None = None, **more: Any) -> A
 
 
 Steps = Annotated[int | None, option("--steps", min=1, max=MOST_STEPS, help="Denoising steps.")]
-NegativePrompt = Annotated[str | None, option("-n", "--negative-prompt", metavar="TEXT", help="What not to paint.")]
+NegativePrompt = Annotated[str | None, option("-n", "--negative-prompt", metavar="TEXT", help="What not to show.")]
 Guidance = Annotated[float | None, option("--guidance", help="How closely to follow the prompt.")]
 CfgScale = Annotated[
     float | None,

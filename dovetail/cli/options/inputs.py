@@ -36,7 +36,7 @@ class Inputs:
         Path | None, _input("-i", "--image", "--init-img", metavar="FILE", help="Begin with this picture.")
     ] = None
     mask: Annotated[
-        Path | None, _input("--mask", metavar="FILE", help="Paint anew only where this picture is white.")
+        Path | None, _input("--mask", metavar="FILE", help="Replace the picture only where this one is white.")
     ] = None
     strength: Annotated[
         float | None,
@@ -55,7 +55,7 @@ class Inputs:
     def check(self) -> None:
         """Raises UsageError for a mask without a picture, and for files that are not there."""
         if self.mask and not self.image:
-            raise UsageError("--mask says which part of a picture is painted anew: give that picture with --image")
+            raise UsageError("--mask says which part of a picture is replaced: give that picture with --image")
         if self.strength is not None and not self.image:
             raise UsageError("--strength says how much of a picture is changed: give that picture with --image")
         if self.control_strength is not None and not self.control_image:

@@ -36,7 +36,7 @@ class Painting:
 
     named_prompt: Annotated[str | None, option("-p", "--prompt", metavar="TEXT", help="The same as PROMPT.")] = None
     steps: Steps = None
-    seed: Annotated[int, option("-s", "--seed", help="The same seed paints the same picture; -1 takes any.")] = 0
+    seed: Annotated[int, option("-s", "--seed", help="The same seed gives the same picture; -1 takes any.")] = 0
     count: Annotated[
         int,
         option("-b", "--num-images", "--batch-count", min=1, help="So many pictures, each with the next seed."),

@@ -123,7 +123,7 @@ class Where:
     ] = ""
     params_backend: Annotated[
         str,
-        _placement("--params-backend", metavar="SPEC", help="Where weights rest: cpu, disk, te=cpu,vae=disk."),
+        _placement("--params-backend", metavar="SPEC", help="Where weights are kept: cpu, disk, te=cpu,vae=disk."),
     ] = ""
     split_mode: Annotated[
         str,

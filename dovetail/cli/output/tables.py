@@ -12,7 +12,7 @@ from ...compiler.printable import printable
 
 WIDTH = 80
 _GAP = "  "
-_SIZE = re.compile(r"(-?\d+(?:\.\d+)?) ([KMGT])iB")
+_SIZE = re.compile(r"(<?-?\d+(?:\.\d+)?) ([KMGT])iB")
 _WORDS, _WITHIN = re.compile(r"\s*\S+"), re.compile(r"\s*(?:[^\s_.]|[_.](?=[0-9]))*[_.]*")
 _STAGES = (10, _WORDS), (6, _WORDS), (6, _WITHIN)
 """The characters that are left of a column at least, and where it is wrapped: between words, then within names too."""

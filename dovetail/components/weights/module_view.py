@@ -326,8 +326,8 @@ class ModuleView:
         if homeless := self._homeless:
             raise UsageError(
                 f"{len(homeless)} weights of {type(self.module).__name__} ({', '.join(homeless[:3])}"
-                f"{', …' if len(homeless) > 3 else ''}) are in no file and cannot rest on disk: load them with "
-                "load_pipeline, or let them rest in host memory (params_backend=cpu)"
+                f"{', …' if len(homeless) > 3 else ''}) are in no file and cannot be kept on disk: load them with "
+                "load_pipeline, or keep them in host memory (params_backend=cpu)"
             )
 
 

@@ -92,7 +92,7 @@ def _weights(node: Node) -> dict[str, None]:
 def _weight(program: Program, name: str, reason: str) -> str:
     weight = program.weights[name]
     rests = program.residency.get(weight.whole)
-    where = f", rests in {rests.value}" if rests is not None else ""
+    where = f", kept in {rests.value}" if rests is not None else ""
     mark = f", not eligible for a row split ({reason})" if reason else ", eligible for a row split"
     return f"{name} {_shape(weight.shape)} {weight.quant or str(weight.dtype).removeprefix('torch.')}{where}{mark}"
 

@@ -36,6 +36,7 @@ from ..text.reasons import reason_for
 from ..text.reproduce import command_for
 from ..text.summary import rows_of_devices
 from .browser import has_browser, open_page
+from .head import head_of, others_of
 from .nodes import graph_of
 from .over_time import lanes_of, of_call, of_picture
 
@@ -112,6 +113,8 @@ def _data(programs: Mapping[str, Program], account: Account | None, title: str, 
     return {
         "title": title,
         "line": line,
+        "head": head_of(programs, account),
+        "others": others_of(account),
         "devices": _devices(programs, account, profiles),
         "weights": _weights(programs, account),
         "programs": [_program(name, one, account, profiles.get(name)) for name, one in programs.items()],
@@ -208,8 +211,8 @@ def _plan(account: Account | None) -> dict[str, Any] | None:
     if account is None:
         return None
     return {
-        "head": list(HEAD),
-        "rows": account.rows(),
+        "head": [*HEAD[:-1], "takes"],
+        "rows": _rows(account),
         "reasons": [(part.title, reason_for(account, part)) for part in account.parts],
         "together": [
             {"head": list(head), "rows": rows}
@@ -226,6 +229,15 @@ def _plan(account: Account | None) -> dict[str, Any] | None:
         "seconds": account.seconds,
         "takes": duration(account.seconds, account.spread),
     }
+
+
+def _rows(account: Account) -> list[tuple[str, ...]]:
+    """The rows of the plan with times in the units that the page has elsewhere."""
+    parts = [part for part in account.shown for _ in part.rows]
+    return [
+        (*row[:-1], duration(part.seconds, part.spread) if row[-1] else "")
+        for row, part in zip(account.rows(), parts, strict=True)
+    ]
 
 
 def _json(document: Any) -> str:

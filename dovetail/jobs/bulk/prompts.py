@@ -14,8 +14,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, StrictInt, TypeAdapter, ValidationError
 
 from ...compiler.errors import UsageError
+from ...compiler.schema_errors import told_of
 from ...lora.requested import taken_from
-from ..job import Job, said_of
+from ..job import Job
 
 _JSON = (".jsonl", ".ndjson")
 _MOST = 2**26
@@ -97,7 +98,7 @@ def _asked(text: str, job: Job) -> Job:
     try:
         asked = _adapter().validate_python(said)
     except ValidationError as error:
-        raise UsageError(said_of(error)) from error
+        raise UsageError(told_of(error)) from error
     given: dict[str, Any] = asked.model_dump(exclude_none=True, exclude={"prompt", "loras"})
     return _with_prompt(replace(job, **given), asked.prompt, asked.loras or ())
 

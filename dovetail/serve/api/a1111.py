@@ -56,7 +56,7 @@ class AskedOfPicture(Asked):
             raise UsageError("init_images is empty: send the picture to begin with, as base64")
         if self.inpainting_mask_invert:
             raise UsageError(
-                "inpainting_mask_invert means nothing here: send the mask that is white where it is painted"
+                "inpainting_mask_invert means nothing here: send the mask that is white where the picture is replaced"
             )
         image = decoded(self.init_images[0], "init_images", bounds)
         mask = decoded(self.mask, "mask", bounds) if self.mask else None

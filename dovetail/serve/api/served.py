@@ -12,8 +12,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import Request
 
 from ...compiler.errors import UsageError
+from ...compiler.schema_errors import told_of
 from ...jobs.about import About
-from ...jobs.job import Job, said_of
+from ...jobs.job import Job
 from ...jobs.runner import Painter
 from ...lora.requested import scale_of, taken_from
 from ..work.kept import KeptPictures
@@ -109,7 +110,7 @@ def parsed(body: bytes, kind: type[T]) -> T:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        raise UsageError(said_of(error)) from error
+        raise UsageError(told_of(error)) from error
 
 
 def any_seed(seed: int | None) -> int:

@@ -135,12 +135,12 @@ LIES: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "a file that is not listed": (("weights", "w", "pieces", 0, 0), 2, "w lies in file 2 of 2"),
     "bytes past the end": (("files", 0, "nbytes"), 8, "has the bytes"),
     "too few bytes": (("weights", "w", "pieces", 0, 1), 0, "pieces have"),
-    "bytes before the start": (("weights", "w", "pieces", 0, 1), -1, "greater than or equal to 0"),
-    "a file before the first": (("weights", "w", "pieces", 0, 0), -1, "greater than or equal to 0"),
+    "bytes before the start": (("weights", "w", "pieces", 0, 1), -1, "has to be at least 0"),
+    "a file before the first": (("weights", "w", "pieces", 0, 0), -1, "has to be at least 0"),
     "turned about": (("weights", "w", "pieces"), [[0, 50, 2], [0, 0, 96]], "w has the bytes 50 to 2 of"),
     "bytes past counting": (("weights", "w", "pieces", 0, 2), 2**70, "weights.w.pieces"),
-    "a truth": (("weights", "w", "pieces", 0, 0), True, "valid integer"),
-    "a fraction": (("weights", "w", "shape", 0), 3.5, "valid integer"),
+    "a truth": (("weights", "w", "pieces", 0, 0), True, "has to be a whole number"),
+    "a fraction": (("weights", "w", "shape", 0), 3.5, "has to be a whole number"),
     "no list": (("weights", "w", "shape"), "3, 4", "weights.w.shape"),
     "a huge shape": (("weights", "w", "shape"), [2**40, 2**40], "no tensor has the shape"),
     "many sizes": (("weights", "w", "shape"), [1] * 65, "no tensor has the shape"),
@@ -160,7 +160,7 @@ LIES: dict[str, tuple[tuple[str | int, ...], Any, str]] = {
     "another type": (("weights", "q", "quant"), "Q9", "there is no type Q9"),
     "a type read as another": (("weights", "h", "dtype"), "bfloat16", "F16 is not read as bfloat16"),
     "rounded to nothing": (("weights", "w", "through"), ["float17"], "there is no type float17"),
-    "what no table has": (("weights", "w", "path"), "/etc/passwd", "Extra inputs"),
+    "what no table has": (("weights", "w", "path"), "/etc/passwd", "is not known here"),
     "no weights": (("weights",), [], "weights"),
     "a weight that is a text": (("weights", "w"), "w" * 10**6, "weights.w"),
 }
@@ -184,7 +184,7 @@ def test_a_table_that_lies_is_refused(table: OriginTable, what: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "[", "[" * 100_000, "null", "{}", '{"format":"dovetail weights"}', b"\xff"])
 def test_what_is_no_table_is_refused(text: str | bytes) -> None:
-    with pytest.raises(WeightError, match=r"the table of weights is damaged: .*: have it written anew"):
+    with pytest.raises(WeightError, match=r"the table of weights is damaged: .*: have it written again"):
         OriginTable.of_json(text)
 
 

@@ -34,7 +34,7 @@ WRONG: list[tuple[Callable[..., object], object, str, str]] = [
     (parse_backend, {"te": {"a": 1}}, "{'a': 1}", "a spec cannot hold"),
     (parse_backend, True, "True", "a spec cannot hold True"),
     (parse_params_backend, "te=cpu&cuda0", "cpu&cuda0", "not in a list"),
-    (parse_params_backend, "balanced", "balanced", "cannot rest 'balanced'"),
+    (parse_params_backend, "balanced", "balanced", "cannot be kept 'balanced'"),
     (parse_split_mode, "diffusion=rwo", "rwo", "'rwo' is not a split mode"),
     (parse_split_mode, "diffusion=", "", "'' is not a split mode"),
     (parse_tensor_split, "3,x", "x", "'x' is not a share"),

@@ -27,7 +27,7 @@ def test_a_list_is_painted_as_its_prompts_are_one_by_one(tmp_path: Path) -> None
     result = generate(tmp_path, "--prompts-file", str(prompts))
     assert result.exit_code == 1, result.output
     assert "1 picture in" in result.output
-    assert "line 2: prompt: Input should be a valid string" in result.output
+    assert "line 2: prompt has to be a text, and is a number" in result.output
     assert result.stdout.split() == [str(tmp_path / "out-001.png")]
     assert generate(tmp_path, "a red circle", "--seed", "3").exit_code == 0
     assert (tmp_path / "out.png").read_bytes() == (tmp_path / "out-001.png").read_bytes()

@@ -6,7 +6,8 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -16,11 +17,15 @@ from dovetail.compiler.devices.speeds import speeds_of
 from dovetail.compiler.errors import PassError
 from dovetail.compiler.ir.schedule import Lifetime, Load
 from dovetail.draw import page
+from dovetail.draw.page.head import others_of
 from dovetail.draw.page.nodes import graph_of
 from dovetail.draw.page.over_time import LAYERS, of_call
+from dovetail.fitting.others import Other
 from dovetail.passes.lowering.lower import Lower
 from dovetail.passes.simulate.memory import simulate
 from dovetail.passes.simulate.profile import profile
+from dovetail.planning.packed import InType
+from dovetail.planning.table import Account
 from tests.dovetail.draw.models import stack
 
 HOSTILE = [
@@ -130,6 +135,9 @@ def test_a_compiled_pipeline_shows_a_call_of_it(tmp_path: Path) -> None:
     shown = pipe.dovetail.show("a red circle", **{**demo.CALL_DEFAULTS, "num_inference_steps": 3})
     data = data_of(shown)[0]
     calls = {one["name"]: one["calls"] for one in data["programs"]}
+    assert data["head"]["words"] == ["64 × 64", "3 steps", "float32"]
+    assert data["head"]["step"].endswith("s")
+    assert data["others"] == [], "nothing was searched"
     assert [*calls][:3] == ["text_encoder", "text_encoder_2", "transformer"]
     assert sum(count for name, count in calls.items() if name.startswith("transformer")) == 2 * 3
     assert calls["vae.decode"] == 1
@@ -141,6 +149,27 @@ def test_a_compiled_pipeline_shows_a_call_of_it(tmp_path: Path) -> None:
     assert "<script" not in shown._repr_html_()
     shown.save(tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == shown
+
+
+def test_the_head_says_in_which_types_weights_are_and_who_planned() -> None:
+    data = data_of(page({"model": stack().program}))[0]
+    assert data["head"]["words"] == ["float32"]
+    assert data["head"]["step"] == ""
+    assert data["head"]["made"].startswith(f"dovetail {dovetail.__version__}, 20")
+    assert data["others"] == []
+
+
+def test_other_plans_stand_beside_the_one_that_was_taken_the_quickest_first() -> None:
+    found = [Other(f"over cuda{number}", 10.0 + number) for number in range(1, 8)]
+    decision = SimpleNamespace(solution=SimpleNamespace(seconds=10.0), others=found[::-1], choices=())
+    packed = [InType(("transformer",), "Q8_0", 5.0)]
+    account = SimpleNamespace(decision=decision, seconds=20.0, spread=0.0, packed=packed, quicker=None)
+    rows = others_of(cast("Account", account))
+    assert [one["what"] for one in rows[:3]] == ["this plan", "transformer in Q8_0", "over cuda1"]
+    assert [(one["takes"], one["longer"]) for one in rows[:3]] == [("20 s", 0), ("10 s", -50), ("22 s", 10)]
+    assert len(rows) == 6
+    account.packed, decision.others = [], []
+    assert others_of(cast("Account", account)) == [], "a plan alone is compared with nothing"
 
 
 def test_weights_of_a_phase_are_no_weights_that_stay() -> None:

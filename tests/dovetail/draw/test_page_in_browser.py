@@ -1,12 +1,15 @@
 """The page in headless Chromium: folding, searching, hovering, keys, and that it asks for nothing."""
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dovetail.draw import page
+from dovetail.draw.page.over_time import LAYERS
 from testbed.browser import Opened, launched, opened, why_not
 from tests.dovetail.draw.models import stack
 
@@ -161,6 +164,7 @@ def test_the_theme_is_switched(view: Opened) -> None:
 def test_nothing_is_wider_than_a_phone(view: Opened) -> None:
     view.page.set_viewport_size({"width": 360, "height": 740})
     assert view.page.evaluate("document.documentElement.scrollWidth") == 360
+    assert view.page.get_by_role("link", name="Devices").is_visible()
     view.page.set_viewport_size({"width": 1280, "height": 900})
 
 
@@ -184,3 +188,62 @@ def test_the_page_of_a_large_program_has_few_rows(browser: Any, tmp_path: Path) 
     found.page.get_by_role("button", name="Unfold all", exact=True).click()
     assert found.page.locator(".bar .found").inner_text() == "402 operations"
     assert 10 < found.page.get_by_role("treeitem").count() < 60
+
+
+def with_data(tmp_path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """A page of which the data was changed."""
+    text = page({"transformer": stack().program})
+    start = text.index('id="data">') + len('id="data">')
+    end = text.index("</script>", start)
+    data = json.loads(text[start:end])
+    change(data)
+    (tmp_path / "page.html").write_text(
+        text[:start] + json.dumps(data).replace("<", "\\u003c") + text[end:], encoding="utf-8"
+    )
+    return tmp_path / "page.html"
+
+
+@pytest.mark.parametrize(
+    ("part", "level", "said"),
+    [(0.5, "", "to spare"), (0.99, "tight", "full, "), (1.5, "over", "too much"), (1e12, "over", "too much")],
+)
+def test_a_device_that_is_full_is_marked(browser: Any, tmp_path: Path, part: float, level: str, said: str) -> None:
+    def fill(data: dict[str, Any]) -> None:
+        data["devices"][0]["free"] = int(data["devices"][0]["peak"] / part)
+        for device in data["devices"][1:]:
+            device["free"] = 100 * device["peak"]
+
+    found = opened(browser, with_data(tmp_path, fill)).page
+    assert (found.locator(".device").first.get_attribute("class") or "").split() == ["card", "device", *level.split()]
+    assert said in found.locator(".device .room").first.inner_text()
+    assert found.locator(".tile").first.inner_text().startswith("does not fit" if level == "over" else "fits")
+
+
+def test_a_bar_has_the_layers_that_its_chart_has_at_the_fullest_moment(shown: Opened) -> None:
+    told = shown.page.locator(".device output").first.inner_text()
+    layers = [one.get_attribute("title") or "" for one in shown.page.locator(".device").first.locator(".gauge i").all()]
+    assert told.startswith("Fullest: ")
+    assert [one for one in layers if not one.endswith(" 0 B")]
+    for layer in layers:
+        name = layer.rsplit(" ", 2)[0]
+        assert (name in told) != layer.endswith(" 0 B")
+
+
+def test_short_calls_have_a_least_width_and_other_plans_are_shown(browser: Any, tmp_path: Path) -> None:
+    def add(data: dict[str, Any]) -> None:
+        names, bounds = ("a", "b", "c"), (0.0, 0.001, 99.999, 100.0)
+        marks = [[name, "sampling", *ends, 1] for name, ends in zip(names, pairwise(bounds), strict=True)]
+        columns = {"x": list(bounds), **{name: [1, 2, 3, 4] for name in LAYERS}}
+        device = data["devices"][0]["name"]
+        data["picture"] = {"devices": {device: columns}, "marks": marks, "seconds": 100.0}
+        data["others"] = [
+            {"what": HOSTILE, "seconds": seconds, "takes": "1 s", "longer": longer}
+            for seconds, longer in ((1.0, 0), (1.5, 50), (0.5, -50))
+        ]
+
+    view = opened(browser, with_data(tmp_path, add))
+    assert "short calls are drawn longer" in view.page.locator(".legend").inner_text()
+    rows = [one.inner_text() for one in view.page.locator(".others li").all()]
+    assert [row.rsplit("1 s", 1)[1].strip() for row in rows] == ["", "50 % longer", "50 % shorter"]
+    assert HOSTILE in rows[0]
+    assert view.errors == []

@@ -139,14 +139,14 @@ def test_its_text_is_read_back(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("cpu&disk", "how much rests in host memory"),
-        ("cpu:5GiB", "where the other weights rest"),
+        ("cpu&disk", "how much is kept in host memory"),
+        ("cpu:5GiB", "where the other weights are kept"),
         ("sim0&disk", "one place, not in a list"),
         ("cpu:5XB&disk", "is not a size"),
         ("cpu:5GiB&disk&disk", "one place"),
-        ("device&cpu", "how much rests on its devices"),
-        ("device:5GiB", "where the other weights rest"),
-        ("device:5GiB&cpu:4GiB", "where the other weights rest"),
+        ("device&cpu", "how much is kept on its devices"),
+        ("device:5GiB", "where the other weights are kept"),
+        ("device:5GiB&cpu:4GiB", "where the other weights are kept"),
         ("device:5GiB&sim0", "one place, not in a list"),
     ],
 )

@@ -11,6 +11,7 @@ from dovetail.compiler.devices.speeds import Speed, Speeds
 from dovetail.explain.what_if import with_more_memory
 from dovetail.fitting import decide
 from dovetail.fitting.decide import Decision, _longer, joined, why_not_used, why_used
+from dovetail.fitting.others import Other
 from dovetail.passes.fit.machine import Machine
 from dovetail.passes.fit.plan import plan_of
 from dovetail.passes.fit.search import Solution, search
@@ -32,8 +33,12 @@ def test_devices_that_are_alike_are_in_one_line() -> None:
     given = Budgets({**dict.fromkeys(CARDS, 1000 * MIB), CPU: 1000 * MIB}, CPU)
     solution = search(loads, on, given)
     assert solution is not None
-    lines = why_not_used(solution, loads, on, given)
+    plans: list[Other] = []
+    lines = why_not_used(solution, loads, on, given, plans)
     assert len(lines) == 1
+    (plan,) = plans
+    assert plan.what.startswith("diffusion over cuda0")
+    assert plan.seconds >= solution.seconds
     assert lines[0].startswith("cuda1-cuda7 are not used: splitting diffusion over any of them too by layers would be ")
     assert why_used(solution, loads, on, given) == []
 

@@ -39,8 +39,8 @@ def test_a_line_of_json_says_more_and_what_it_does_not_say_is_as_typed(tmp_path:
     ("{", "this is no JSON"),
     ("[1]", "dictionary|object|Asked"),
     ('{"prompt": "a", "step": 3}', "no use for 'step'.*did you mean steps"),
-    ('{"steps": 3}', "prompt: Field required"),
-    ('{"prompt": "a", "steps": "3"}', "steps: Input should be a valid integer"),
+    ('{"steps": 3}', "prompt is missing: give it"),
+    ('{"prompt": "a", "steps": "3"}', "steps has to be a whole number, and is a text: write it without quotes"),
     ('{"prompt": "a", "guidance": NaN}', "guidance"),
     ('{"prompt": "a", "loras": ["blue:much"]}', "'much' is no scale"),
 ])  # fmt: skip

@@ -385,7 +385,7 @@ def test_what_does_not_fit_whole_is_placed_by_layers_and_this_is_said(caplog: py
 @pytest.mark.parametrize(
     ("more", "why"),
     [
-        ({"params_backend": {"diffusion": "cpu"}}, "its weights rest elsewhere"),
+        ({"params_backend": {"diffusion": "cpu"}}, "its weights are kept elsewhere"),
         ({"tensor_split": "diffusion=1:1"}, "its devices were given shares"),
         ({"max_vram": "sim1=400KiB"}, "not each device has room for all of it"),
     ],

@@ -154,7 +154,7 @@ def test_what_is_loaded_rests_in_host_memory_in_the_place_of_what_rests_in_files
     expected = paint(pipe, call)
     loaded = dovetail.load_pipeline(tmp_path, SPREAD, params_backend="disk")
     loaded.vae = new
-    assert "the new vae lies in no file: its weights rest in host memory" in caplog.text
+    assert "the new vae lies in no file: its weights are kept in host memory" in caplog.text
     assert torch.equal(paint(loaded, call).cpu(), expected)
     assert isinstance(loaded, diffusers.StableDiffusionPipeline)
 

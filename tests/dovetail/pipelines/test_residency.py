@@ -288,13 +288,13 @@ def test_only_weights_in_files_can_rest_on_disk() -> None:
     pipe, _ = tiny_pipelines.flux()
     with pytest.raises(UsageError, match=r"weights of FluxTransformer2DModel .* are in no file.*load_pipeline"):
         dovetail.compile_pipeline(pipe, APART, params_backend="diffusion=disk")
-    with pytest.raises(UsageError, match=r"are in memory and cannot rest on disk: name their files \(weights=…\)"):
+    with pytest.raises(UsageError, match=r"are in memory and cannot be kept on disk: name their files \(weights=…\)"):
         dovetail.compile(nn.Linear(4, 4), (torch.ones(1, 4),), backend="sim0", params_backend="disk")
 
 
 def test_weights_cannot_rest_on_another_accelerator() -> None:
     with pytest.raises(
-        UsageError, match="weights cannot rest on sim1 and be read on sim0: let them rest on cpu or disk"
+        UsageError, match="weights cannot be kept on sim1 and be read on sim0: keep them on cpu or disk"
     ):
         dovetail.compile(nn.Linear(4, 4), (torch.ones(1, 4),), backend="sim0", params_backend="sim1", rig="sim0,sim1")
 

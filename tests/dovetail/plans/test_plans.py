@@ -99,7 +99,7 @@ def test_a_call_of_another_size_is_said_and_placed_anew(
     pipe = dovetail.load_pipeline(folder, plans=plans)
     painted(pipe, height=32, width=32)
     assert "FluxTransformer2DModel" in traced
-    assert "in transformer.json img_ids is float32[16, 3], and here float32[64, 3]: it is placed anew" in caplog.text
+    assert "in transformer.json img_ids is float32[16, 3], and here float32[64, 3]: it is placed again" in caplog.text
 
 
 @pytest.mark.half
@@ -176,7 +176,7 @@ def test_plans_of_what_the_host_computes_are_used_though_weights_rest_in_their_f
     done("compile", "--backend", "diffusion=sim0,cpu", "-o", str(tmp_path / "plans"))
     words = ("generate", "a red circle", "--steps", "1", "--plans", str(tmp_path / "plans"))
     done(*words, "-o", str(tmp_path / "one.png"))
-    assert "placed anew" not in caplog.text
+    assert "placed again" not in caplog.text
     kept = {path.stem: load_plan(path)[0].kept for path in (tmp_path / "plans").glob("*.json")}
     assert set(kept.values()) == {Residency.DEVICE}
 

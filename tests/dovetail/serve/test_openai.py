@@ -101,7 +101,7 @@ def test_the_models_are_this_one(client: openai.OpenAI) -> None:
         ({"n": 0}, openai.BadRequestError, "count is 0"),
         ({"model": "sdxl"}, openai.NotFoundError, "there is no model 'sdxl': this server has demo"),
         ({"extra_body": {"loras": {"red": 1}}}, openai.BadRequestError, "no LoRA is called 'red': there are blue"),
-        ({"extra_body": {"seed": "x"}}, openai.BadRequestError, "seed: Input should be a valid integer"),
+        ({"extra_body": {"seed": "x"}}, openai.BadRequestError, "seed has to be a whole number, and is a text"),
     ],
 )
 def test_what_cannot_be_is_an_error_of_the_client_with_our_words(

@@ -28,6 +28,32 @@ const dovetail = {};
     if (time >= 1e-3) return `${(time * 1e3).toPrecision(3)} ms`;
     return time > 0 ? `${(time * 1e6).toPrecision(3)} µs` : "0 s";
   };
+  // A time in the unit that suits the whole of which it is a part.
+  dovetail.secondsOf = (time, whole) => {
+    const [unit, scale] = whole >= 1 ? ["s", 1] : whole >= 1e-3 ? ["ms", 1e3] : ["µs", 1e6];
+    return `${(time * scale).toLocaleString("en", {maximumSignificantDigits: 3})} ${unit}`;
+  };
+  // Titles of which those that several have say which one of them each is.
+  dovetail.apart = (titles) => {
+    const all = new Map(), seen = new Map();
+    titles.forEach((one) => all.set(one, (all.get(one) || 0) + 1));
+    return titles.map((one) => {
+      seen.set(one, (seen.get(one) || 0) + 1);
+      return all.get(one) > 1 ? `${one} (${seen.get(one)} of ${all.get(one)})` : one;
+    });
+  };
+  // A size in the unit that suits the whole of which it is a part, so that both can be compared at a glance.
+  dovetail.bytesOf = (size, whole) => {
+    const [name, unit] = UNITS.find(([, one]) => whole >= one) || ["B", 1], part = size / unit;
+    return `${unit === 1 ? size : part.toFixed(Math.abs(part) < 1 && part ? 2 : 1)} ${name}`;
+  };
+  // How full a device gets, in a word and a sentence.
+  dovetail.room = (device) => {
+    const left = device.free - device.peak, part = device.free ? device.peak / device.free : device.peak ? Infinity : 0;
+    const size = dovetail.bytesOf(Math.abs(left), Math.max(device.free, device.peak));
+    if (left < 0) return {level: "over", part, said: `${size} too much`};
+    return {level: part >= 0.95 ? "tight" : "", part, said: `${part >= 0.95 ? "full, " : ""}${size} to spare`};
+  };
   dovetail.count = (number) => number.toLocaleString("en");
 
   // The colour of a device, by its number on the page; the host is grey.

@@ -14,31 +14,51 @@
   dark.addEventListener("change", changed);
   byId("theme").addEventListener("click", () => { root.dataset.theme = isDark() ? "light" : "dark"; changed(); });
 
-  function tile(value, name) { return el("div", {class: "tile"}, el("b", {}, value), el("span", {}, name)); }
+  function tile(value, name, level) { return el("div", {class: `tile ${level || ""}`}, el("b", {}, value), el("span", {}, name)); }
 
-  // The colours of all devices that compute a program together, one above the other; else that of its main device.
+  // Whether all fits, and how much room the fullest device has.
+  function fit() {
+    const known = data.devices.filter((one) => one.free || one.peak);
+    const fullest = known.reduce((most, one) => (dovetail.room(one).part > dovetail.room(most).part ? one : most), known[0]);
+    if (!fullest) return [];
+    const {level, part, said} = dovetail.room(fullest);
+    return [tile(level === "over" ? "does not fit" : "fits", `fullest is ${fullest.name}${isFinite(part) ? `, ${Math.round(100 * part)} %` : ""}: ${said}`, level)];
+  }
+
+  // The colours of the devices of a program: one above the other where they compute it together, else side by side by
+  // the time that each of them works.
   function stripes(one) {
-    if (!one.sliced) return dovetail.colour(one.devices[0]);
-    const stops = one.devices.map((name, row) => `${dovetail.colour(name)} ${(100 * row) / one.devices.length}% ${(100 * (row + 1)) / one.devices.length}%`);
-    return `linear-gradient(${stops.join(", ")})`;
+    const busy = one.devices.map((name) => (one.sliced || !one.lanes ? 1 : one.lanes.busy[one.lanes.lanes.indexOf(name)] || 0));
+    const whole = busy.reduce((sum, part) => sum + part, 0);
+    if (one.devices.length === 1 || !whole) return dovetail.colour(one.devices[0]);
+    let now = 0;
+    const stops = one.devices.map((name, place) => {
+      const from = now;
+      now += (100 * busy[place]) / whole;
+      return `${dovetail.colour(name)} ${from}% ${now}%`;
+    });
+    return `linear-gradient(${one.sliced ? "180deg" : "90deg"}, ${stops.join(", ")})`;
   }
 
   function overview(section) {
     const sum = (pick) => data.programs.reduce((total, one) => total + pick(one), 0);
-    const took = data.plan ? data.plan.takes : seconds(sum((one) => one.seconds));
-    section.append(el("div", {class: "tiles"},
-      tile(took, data.plan ? "a picture, predicted" : "a call of each, predicted"),
-      tile(bytes(data.weights), "of weights"),
-      tile(count(data.programs.length), data.programs.length === 1 ? "component" : "programs"),
-      tile(count(data.devices.length), data.devices.length === 1 ? "device" : "devices"),
-      tile(count(sum((one) => one.operations)), "operations")));
+    const isOne = data.programs.length === 1;
+    const took = data.plan ? data.plan.takes : isOne ? data.programs[0].takes : seconds(sum((one) => one.seconds));
+    const {words, step, made} = data.head, several = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
+    section.append(
+      el("p", {class: "asked"}, el("b", {}, words.join(" · ")), el("span", {}, [
+        `${several(data.programs.length, "program")} on ${several(data.devices.length, "device")}`,
+        several(sum((one) => one.operations), "operation"), made].join(" · "))),
+      el("div", {class: "tiles"}, ...fit(), tile(took, data.plan ? "a picture, predicted" : `a call${isOne ? "" : " of each"}, predicted`),
+        ...(step ? [tile(step, "a step")] : []), tile(bytes(data.weights), "of weights")));
     const whole = sum((one) => one.seconds) || 1;
-    section.append(el("div", {class: "share", role: "img", "aria-label": "Share of the time"}, ...data.programs.map((one) => {
-      const part = el("i", {vars: {"flex-grow": Math.max(0.002, one.seconds / whole), background: stripes(one)}});
-      part.addEventListener("pointermove", (event) => dovetail.tell([one.name, `${one.takes}, ${Math.round((100 * one.seconds) / whole)} %`], event));
-      part.addEventListener("pointerleave", dovetail.hush);
-      return part;
-    })));
+    section.append(el("div", {class: "share", role: "img", "aria-label": "Share of the time", vars: {"--least": `${Math.min(7, 50 / data.programs.length)}%`}}, ...data.programs.map((one) => {
+      const part = Math.round((100 * one.seconds) / whole);
+      const node = el("i", {vars: {"flex-grow": Math.max(0.002, one.seconds / whole), background: stripes(one)}}, `${one.name} ${part < 1 ? "< 1" : part} %`);
+      node.addEventListener("pointermove", (event) => dovetail.tell([one.name, `${one.takes}, ${part < 1 ? "less than 1" : part} % of the time`], event));
+      node.addEventListener("pointerleave", dovetail.hush);
+      return node;
+    })), el("p", {class: "note caption"}, "Where the time goes; colours are those of devices, and short parts are drawn longer than they take."));
     const phases = new Map();
     data.programs.forEach((one, index) => phases.set(one.phase, [...(phases.get(one.phase) || []), [one, index]]));
     section.append(el("ol", {class: "phases"}, ...[...phases].map(([phase, list]) => el("li", {class: phases.size === 1 ? "only" : ""},
@@ -47,6 +67,16 @@
         el("b", {}, one.name), one.calls > 1 ? el("em", {}, `× ${one.calls}`) : null, el("small", {}, one.class),
         el("span", {class: "where"}, ...one.devices.map(dovetail.chip)),
         el("span", {class: "numbers"}, `${bytes(one.weights)} · ${one.takes}`)))))));
+    if (data.others.length) section.append(others());
+  }
+
+  // The plan beside the quickest of the others that were found: what is otherwise in them, and how long they take.
+  function others() {
+    const most = Math.max(...data.others.map((one) => one.seconds)) || 1;
+    const longer = (part) => (part ? `${Math.abs(part)} % ${part > 0 ? "longer" : "shorter"}` : "as long");
+    return el("div", {class: "others"}, el("h3", {}, "Beside other plans"), el("ol", {}, ...data.others.map((one, index) =>
+      el("li", {class: index ? "" : "taken"}, el("span", {}, one.what), el("i", {}, el("u", {vars: {width: `${(100 * one.seconds) / most}%`}})),
+        el("b", {}, one.takes), el("em", {}, index ? longer(one.longer) : "")))));
   }
 
   let picked = null, show = () => {};
@@ -88,7 +118,7 @@
   }
 
   function table(head, rows) {
-    const number = (one) => /^([\d.e-]+( [KMGT]?i?B|%)?)?$/.test(one);
+    const number = (one) => /^(<?[\d.e–-]+( [KMGT]?i?B|%| [mµ]?s)?)?$/.test(one);
     const kinds = head.map((_, place) => (place === 0 ? "name" : rows.length && rows.every((row) => number(row[place])) ? "number" : ""));
     return el("div", {class: "scroll", tabindex: 0}, el("table", {},
       el("thead", {}, el("tr", {}, ...head.map((one, place) => el("th", {scope: "col", class: kinds[place]}, one)))),
@@ -106,7 +136,7 @@
     }
     const said = el("span", {role: "status", class: "found"});
     const line = el("code", {tabindex: 0}, data.line);
-    section.append(el("h3", {}, "The command that paints so"), el("div", {class: "line"}, line,
+    section.append(el("h3", {}, "The command that runs this plan"), el("div", {class: "line"}, line,
       el("button", {type: "button", onclick: async () => {
         const range = document.createRange();
         range.selectNodeContents(line);

@@ -6,9 +6,10 @@
 
   dovetail.ribbon = (host, graph, program, open) => {
     const width = Math.max(300, host.clientWidth), lanes = program.devices;
-    const height = TOP + lanes.length * ROW + 2;
-    const top = (row) => TOP + row * ROW + (ROW - BAR) / 2;
     const text = (place) => graph.texts[place];
+    const titles = dovetail.apart(graph.blocks.map((one) => text(one[0])));
+    const named = runs(graph.blocks.map((one) => text(one[0]))), height = TOP + lanes.length * ROW + (named.length ? 14 : 2);
+    const top = (row) => TOP + row * ROW + (ROW - BAR) / 2;
     // Width by time, but nothing so narrow that it cannot be seen.
     const least = 2, room = width - LEFT - 10 - least * graph.blocks.length;
     const whole = graph.blocks.reduce((sum, one) => sum + one[5], 0) || 1;
@@ -34,14 +35,30 @@
           svg("rect", {x: start + 0.5, y: top(row), width: Math.max(1, wide - 1), height: BAR, rx: Math.min(4, wide / 3),
             class: index % 2 ? "odd" : "even"}));
         label(group, text(one[0]), start, wide, top(row) + BAR / 2 + 4);
-        marks.push({node: group, open: () => open(index), lines: () => [text(one[0]), text(one[1]),
+        marks.push({node: group, open: () => open(index), lines: () => [titles[index], text(one[1]),
           `${one[3] - one[2]} operations, ${bytes(one[4])} of weights`, `${seconds(one[5] / 1e6)} a call`, "click or Enter shows its operations"]});
         picture.append(group);
       }
     });
+    for (const {first, last, name} of named) {
+      const from = boxes[first].x, wide = boxes[last].x + boxes[last].wide - from;
+      const shown = wide > name.length * 6 ? name : wide > 90 ? `${name.slice(0, Math.floor(wide / 6) - 1)}…` : "";
+      if (shown) picture.append(svg("text", {x: from + wide / 2, y: height - 4, "text-anchor": "middle", class: "run"}, shown));
+    }
     dovetail.marks(picture, marks);
     host.replaceChildren(picture);
   };
+
+  // Blocks of one list that follow one another, with the name of the list.
+  function runs(titles) {
+    const found = [];
+    titles.forEach((title, index) => {
+      const [, list, number] = title.match(/^(.*)\.(\d+)$/) || [], before = found[found.length - 1];
+      if (list && before && before.list === list && before.last === index - 1) Object.assign(before, {last: index, to: number});
+      else if (list) found.push({list, first: index, last: index, from: number, to: number});
+    });
+    return found.filter((one) => one.last > one.first).map((one) => ({...one, name: `${one.list} ${one.from}–${one.to}`}));
+  }
 
   function label(group, name, start, wide, y) {
     const short = name.match(/\d+$/) && wide < name.length * 6.5 ? name.match(/\d+$/)[0] : name;

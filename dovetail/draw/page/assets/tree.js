@@ -10,12 +10,17 @@
     const open = new Set();
     let rows = [], active = 0, wanted = "", readers = null, offset = 0;
 
-    const groups = (list, depth, kind) => list.map(([title, place, start, stop, size, took], index) => ({
-      key: `${kind}${index}`, depth, kind, start, stop, place: text(place),
-      title: text(title), facts: `${count(stop - start)} ${stop - start === 1 ? "operation" : "operations"} · ${size ? bytes(size) : "no weights"} · ${seconds(took / 1e6)}`,
+    const groups = (list, depth, kind, titles) => list.map(([title, place, start, stop, size, took], index) => ({
+      key: `${kind}${index}`, depth, kind, start, stop, size, took, place: text(place), title: titles[index], names: text(title),
+      facts: `${count(stop - start)} ${stop - start === 1 ? "operation" : "operations"} · ${size ? bytes(size) : "no weights"} · ${seconds(took / 1e6)}`,
     }));
-    const segments = groups(graph.segments, 0, "segment");
-    const blocks = groups(graph.blocks, segments.length ? 1 : 0, "block");
+    // One segment alone is all there is, and says nothing.
+    const cut = graph.segments.length > 1 ? graph.segments : [];
+    const segments = groups(cut, 0, "segment", cut.map(([title], index) => {
+      const names = text(title).split(", ");
+      return `segment ${index + 1}: ${names.length > 2 ? `${names[0]} … ${names[names.length - 1]}` : names.join(", ")}`;
+    }));
+    const blocks = groups(graph.blocks, segments.length ? 1 : 0, "block", dovetail.apart(graph.blocks.map(([title]) => text(title))));
     const operation = (index, depth) => ({key: `n${index}`, depth, kind: "operation", index, place: text(graph.place[index]),
       title: graph.name[index], facts: text(graph.type[index]), op: text(graph.op[index])});
 
@@ -65,6 +70,7 @@
       rows = unfolded();
       active = Math.min(active, rows.length - 1);
       sizer.style.height = `${rows.length * ROW}px`;
+      split.style.setProperty("--height", `${Math.max(240, Math.min(480, rows.length * ROW))}px`);
       said.textContent = wanted ? `${count(rows.length)} of ${count(total)} operations` : `${count(total)} operations`;
       paint();
       if (rows[active]) tell(rows[active]);
@@ -171,17 +177,23 @@
         if (graph.reads[at].length) list.push(...item("reads", ...links(graph.reads[at])));
         if (readersOf(at).length) list.push(...item("read by", ...links(readersOf(at))));
       } else {
-        list.push(...item(row.kind, row.facts));
+        const kinds = new Map(), whole = graph.seconds.reduce((sum, one) => sum + one, 0) || 1;
+        for (let at = row.start; at < row.stop; at++) kinds.set(text(graph.op[at]), (kinds.get(text(graph.op[at])) || 0) + 1);
+        const most = [...kinds].sort((a, b) => b[1] - a[1]).slice(0, 6);
+        list.push(...item("time", `${seconds(row.took / 1e6)}, ${row.took < whole / 100 ? "less than 1" : Math.round((100 * row.took) / whole)} % of a call`),
+          ...item("weights", row.size ? bytes(row.size) : "none"),
+          ...item(`${count(row.stop - row.start)} operations, most of them`, ...most.map(([op, times]) => el("div", {}, el("code", {}, op), ` × ${times}`))),
+          ...(row.kind === "segment" ? item("modules", row.names) : []));
       }
       details.replaceChildren(el("h4", {}, row.title), el("dl", {}, ...list));
     }
 
+    const split = el("div", {class: "split"}, view, details);
     const node = el("div", {class: "tree"},
       el("div", {class: "bar"}, search, said,
         el("button", {type: "button", onclick: () => { segments.concat(blocks).forEach((one) => open.add(one.key)); again(); }}, "Unfold all"),
         el("button", {type: "button", onclick: () => { open.clear(); again(); view.scrollTop = 0; }}, "Fold all")),
-      el("div", {class: "split"}, view, details));
-    if (segments.length <= 12) segments.forEach((one) => open.add(one.key));
+      split);
     requestAnimationFrame(again);
     return {node, search, openBlock: (index) => {
       search.value = wanted = "";
