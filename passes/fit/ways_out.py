@@ -30,7 +30,7 @@ TYPES = ("Q8_0", "Q4_K")
 """The packed types that are tried, in bits a number from most to least."""
 
 _PLACEMENTS = (
-    "other devices", "weights that rest elsewhere", "decoding in tiles",
+    "other devices", "weights kept elsewhere", "decoding in tiles",
     "devices and places of weights left to dovetail",
 )  # fmt: skip
 CHUNKS = "wide parts in chunks"

@@ -31,14 +31,14 @@ def test_a_component_on_a_device_too_small_for_it_is_given_others() -> None:
     loads = pipeline(diffusion=Asked((SLOW,), Residency.DEVICE))
     found = {out.what: out for out in outs(loads, budgets(1000, 100, 1000))}
     assert found["other devices"].solution.ways["diffusion"].devices == (FAST,)
-    assert "weights that rest elsewhere" not in found, "on the slow device, where it takes ten times as long"
+    assert "weights kept elsewhere" not in found, "on the slow device, where it takes ten times as long"
 
 
 def test_a_component_on_the_only_device_that_does_has_its_weights_rest_elsewhere() -> None:
     loads = pipeline(diffusion=Asked((SLOW,), Residency.DEVICE))
     found = {out.what: out for out in outs(loads, budgets(5, 100, 1000))}
-    assert found["weights that rest elsewhere"].solution.ways["diffusion"].residency is Residency.HOST
-    assert found["weights that rest elsewhere"].settings["--params-backend"]
+    assert found["weights kept elsewhere"].solution.ways["diffusion"].residency is Residency.HOST
+    assert found["weights kept elsewhere"].settings["--params-backend"]
     assert "other devices" not in found, "the host takes ten times as long"
 
 
@@ -46,7 +46,7 @@ def test_the_devices_that_were_named_are_no_other_devices() -> None:
     """A component that is searched without its devices may end on these, with its weights elsewhere."""
     loads = pipeline(te=Asked((FAST,)), diffusion=Asked((FAST,)), vae=Asked((FAST,)))
     found = ways_out(loads, machine(), budgets(180, 0, 2000))
-    assert found[0].what == "weights that rest elsewhere"
+    assert found[0].what == "weights kept elsewhere"
     assert {way.devices for way in found[0].solution.ways.values()} == {(FAST,)}
     assert "other devices" not in [out.what for out in found]
 
@@ -110,9 +110,9 @@ def test_a_way_out_says_that_it_splits_by_rows_no_more() -> None:
     asked = Asked((FAST, SLOW), Residency.DEVICE, mode="row")
     found = ways_out(pipeline(diffusion=asked), machine(), budgets(50, 50, 1000))
     told = {out.what: said_of(out) for out in found}
-    assert "diffusion=row" in told["weights that rest elsewhere"]
-    assert "not split by rows" not in told["weights that rest elsewhere"]
-    others = [text for what, text in told.items() if what != "weights that rest elsewhere"]
+    assert "diffusion=row" in told["weights kept elsewhere"]
+    assert "not split by rows" not in told["weights kept elsewhere"]
+    others = [text for what, text in told.items() if what != "weights kept elsewhere"]
     assert others
     assert all(", and diffusion not split by rows (" in text for text in others)
 
