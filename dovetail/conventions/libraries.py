@@ -1,8 +1,9 @@
 """Every name of diffusers, transformers and peft that dovetail uses though their documentation does not promise it.
 
-The rest of dovetail calls these functions, and tests/dovetail/conventions/test_libraries.py has a test for each. A
-release of a library that renames something is met here and nowhere else. `.ci/run` runs these tests on the lowest
-versions that pyproject.toml declares or on the newest too.
+The rest of dovetail calls these functions (``addons/foreseen.py`` alone has classes of its own for hooks), and
+tests/dovetail/conventions/test_libraries.py has a test for each. A release of a library that renames something is met
+here and nowhere else. `.ci/run` runs these tests on the lowest versions that pyproject.toml declares or on the newest
+too.
 """
 
 from __future__ import annotations

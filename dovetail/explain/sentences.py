@@ -15,6 +15,7 @@ from ..passes.simulate.memory import simulate
 from ..passes.states.states import has_short_terms
 from ..planning.parts import Part
 from ..planning.shared_work import SHORTENED
+from ..planning.skipped import told_of_skipped
 from ..planning.table import Account
 from .facts import sentences_of
 from .what_if import with_faster_links, with_more_memory
@@ -28,6 +29,7 @@ def explain_plan(account: Account) -> Iterator[str]:
     programs = counted(len(account.parts), "program")
     yield from (f"Warning: {one}." for one in account.warnings)
     yield f"A picture takes {duration(account.seconds, account.spread)} {account.once}, in {programs}."
+    yield from map(_sentence, told_of_skipped(account))
     for part in account.shown:
         call = part.call
         if call.part_of:

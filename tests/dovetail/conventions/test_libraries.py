@@ -326,3 +326,33 @@ def test_a_config_of_quantization_says_which_components_it_is_for() -> None:
     )
     assert libraries.is_quantized_by(config, "diffusers", "transformer"), VERSIONS
     assert not libraries.is_quantized_by(config, "transformers", "text_encoder")
+
+
+def test_attention_takes_a_backend_in_one_model_alone_and_says_what_it_lacks() -> None:
+    assert {"native", "flex", "_native_math", "sage"} <= set(libraries.attention_backends()), VERSIONS
+    assert not libraries.lacks_attention("native")
+    pipe, _ = tiny_pipelines.flux()
+    processors, before = libraries.attention_processors(pipe.transformer), libraries.default_attention()
+    assert processors
+    assert libraries.attention_processors(pipe.vae.encoder) == []
+    libraries.set_attention(pipe.transformer, "_native_math")
+    assert {one._attention_backend.value for one in processors} == {"_native_math"}, VERSIONS
+    assert libraries.default_attention() == before
+
+
+@pytest.mark.parametrize("config", [libraries.first_block_cache(0.1), libraries.taylorseer_cache(3)])
+def test_caches_are_put_on_a_model_and_taken_off_again(config: Any) -> None:
+    pipe, _ = tiny_pipelines.flux()
+    libraries.enable_cache(pipe.transformer, config)
+    assert libraries.cache_of(pipe.transformer) is config
+    assert libraries.cached_parts(pipe.transformer), VERSIONS
+    assert libraries.hooks_of_cache(pipe.transformer)
+    libraries.reset_cache(pipe.transformer)
+    libraries.disable_cache(pipe.transformer)
+    assert libraries.cache_of(pipe.transformer) is None
+    assert not libraries.hooks_of_cache(pipe.transformer)
+    pipe.transformer.single_transformer_blocks = torch.nn.ModuleList([torch.nn.Linear(2, 2)])
+    with pytest.raises(Exception, match=r"."):
+        libraries.enable_cache(pipe.transformer, libraries.first_block_cache(0.1))
+    assert libraries.cache_of(pipe.transformer) is None
+    assert not libraries.hooks_of_cache(pipe.transformer)
