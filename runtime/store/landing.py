@@ -104,12 +104,12 @@ def _are_joined(one: _Part, other: _Part) -> bool:
 
 def _copy(parts: list[_Part], memory: torch.Tensor) -> None:
     """Copies what lies side by side, and forgets it."""
-    there = accelerator_of(memory.device)
     start, stop = (parts[0].start, parts[-1].start + parts[-1].place.nbytes) if parts else (0, 0)
-    whole = there.stretch(parts[0].source.data_ptr(), stop - start) if len(parts) > 1 else None
+    there, is_one = accelerator_of(memory.device), len(parts) < 2
+    whole = None if is_one else there.stretch(parts[0].source.data_ptr(), stop - start)
     if whole is None:
         for part in parts:
             land(part.source, part.place)
     else:
-        memory[start:stop].copy_(whole, non_blocking=there.has_streams)
+        land(whole, memory[start:stop])
     parts.clear()

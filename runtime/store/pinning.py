@@ -43,13 +43,14 @@ def pin_in_place(tensors: Iterable[torch.Tensor], there: Accelerator) -> tuple[l
     was moved.
     """
     left, has_moved = [], False
-    for tensor in tensors:
-        if tensor.device == HOST and there.is_pinned(tensor):
-            continue
-        if _moves(tensor, there):
-            has_moved = True
-        else:
-            left.append(tensor)
+    with torch.inference_mode(False), torch.no_grad():  # what is made within that mode is never trained
+        for tensor in tensors:
+            if tensor.device == HOST and there.is_pinned(tensor):
+                continue
+            if _moves(tensor, there):
+                has_moved = True
+            else:
+                left.append(tensor)
     return left, has_moved
 
 
@@ -120,7 +121,7 @@ def _asked(questions: Sequence[Callable[[], Any]]) -> tuple[Any, ...]:
 @cache
 def _alone(requires_grad: bool) -> tuple[Any, ...]:
     """The answers for a tensor that nobody else sees, as this PyTorch counts."""
-    return _asked(_questions(nn.Parameter(torch.empty(1), requires_grad)))
+    return _asked(_questions(nn.Parameter(torch.empty(1, device=HOST), requires_grad)))
 
 
 _HAS_TURNS: bool = getattr(sys, "_is_gil_enabled", lambda: True)()

@@ -63,6 +63,19 @@ def test_parameters_are_pinned_after_the_first_call_and_nothing_else_is_changed(
         assert torch.equal(compiled(X), expected)
 
 
+def test_a_first_call_in_inference_mode_leaves_parameters_that_are_trained() -> None:
+    module = tower().requires_grad_()
+    compiled = compiled_of(module)
+    with torch.inference_mode(), torch.device("cpu"):
+        compiled(X)
+    assert all_pinned(module)
+    assert not any(one.is_inference() for one in module.parameters())
+    module(X).sum().backward()
+    with torch.no_grad():
+        module.blocks[0].weight.mul_(2)
+        assert torch.equal(compiled(X), module(X))
+
+
 def test_weights_are_looked_at_once_though_they_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = compiled_of(tower())
     compiled(X)
