@@ -210,6 +210,8 @@ class CompiledModule:
 
     def _weights_with_data(self, instead: str = "") -> ProgramWeights:
         """The weights; raises NotHereError where some have no data, with what may be done ``instead``."""
+        if self._weights and self._weights.is_changed():  # or looking for them would hide that from the next call
+            self._renew(self._weights)
         missing = self._weights.missing(self.program) if self._weights else list(self.program.weights)
         if missing or self._weights is None:
             raise NotHereError(

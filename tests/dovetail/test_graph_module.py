@@ -6,6 +6,7 @@ import contextlib
 import copy
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,20 @@ def test_weights_are_the_modules_own_memory_and_need_gradients_as_they_do() -> N
         assert made.get_parameter(name).data_ptr() == parameter.data_ptr()
         assert made.get_parameter(name).requires_grad == parameter.requires_grad
     assert made.get_buffer("blocks.0.scale").data_ptr() == module.blocks[0].scale.data_ptr()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("looks", [lambda program: program.graph_module(), lambda program: program.load()])
+@pytest.mark.parametrize("rests", [None, "cpu"])
+def test_a_weight_that_was_written_is_read_by_the_next_call_whoever_looked_at_weights_meanwhile(
+    looks: Callable[[dovetail.CompiledModule], object], rests: str | None
+) -> None:
+    module, x = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))).eval(), torch.ones(1, 8)
+    program = dovetail.compile(module, (x,), backend="sim0&sim1", params_backend=rests)
+    with torch.no_grad():
+        program(x)
+        module[0].weight.mul_(1.5)
+        looks(program)
+        assert torch.equal(program(x), module(x))
 
 
 def test_on_another_device_it_has_copies_there_and_computes_there() -> None:
