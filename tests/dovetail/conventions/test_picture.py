@@ -40,7 +40,18 @@ PICTURES = [Image.new("RGB", (48, 32))] * 2
         ([], (0, 0, 0, 0)),
         ("text", (0, 0, 0, 0)),
     ],
-    ids=str,
+    ids=(
+        "pictures",
+        "lists of pictures",
+        "array",
+        "tensor",
+        "clip",
+        "tensor of a clip",
+        "list of clips",
+        "sound",
+        "nothing",
+        "text",
+    ),
 )
 def test_the_size_is_that_of_what_was_made(made: Any, expected: tuple[int, ...]) -> None:
     assert picture_of(call, ["a cat"], {}, Output(images=made) if made is not None else None) == Picture(*expected, 50)
