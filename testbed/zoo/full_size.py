@@ -8,10 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from dovetail.compiler.devices.device import Device
 from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
-from dovetail.passes.analysis.liveness import peak_bytes
+from dovetail.passes.analysis.liveness import live_bytes
+from dovetail.passes.analysis.scratch import scratch_bytes
 from dovetail.passes.infra.base import Change, Pass
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes
@@ -72,7 +74,8 @@ def rigs_for(program: Program) -> dict[int, Rig]:
     simple = program.copy()
     Simplify().run(simple)
     weights = sum(weight.nbytes for weight in simple.weights.values())
-    headroom = peak_bytes(simple)
+    card = Device.named("cuda0")
+    headroom = max(live + scratch_bytes(simple, node, card) for node, live in live_bytes(simple))
     return {
         count: Rig.of(**{f"cuda{i}": int(share * weights) + headroom + 2**20 for i, share in enumerate(shares)})
         for count, shares in SHARES.items()
