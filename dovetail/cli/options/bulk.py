@@ -24,7 +24,7 @@ class Bulk:
         typer.Option(
             "--prompts-file",
             metavar="FILE",
-            help="Paint a picture for each line: a prompt, or JSON with prompt, size, seed, loras.",
+            help="Generate a picture for each line: all prompts, or all JSON with prompt, size, seed, loras.",
             rich_help_panel=BULK,
         ),
     ] = None

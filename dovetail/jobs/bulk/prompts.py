@@ -52,10 +52,13 @@ def read_prompts(file: Path, job: Job) -> list[Line]:
     """The lines of a file that say something; what a line does not say is as in ``job``.
 
     A line without a seed has that of ``job`` and the number of lines before it. A line that cannot be read has an error
-    and hinders no other. Raises UsageError for a file that cannot be read, or has no line.
+    and hinders no other. Raises UsageError for a file that cannot be read, has no line, or begins with a text and has
+    JSON later.
     """
     texts = _read(file).split("\n")  # JSON may have other ends of lines within its texts
     is_json = file.suffix.lower() in _JSON or next((one for one in texts if one.strip()), "").lstrip().startswith("{")
+    if not is_json:
+        _refuse_json(file, texts)
     lines = [
         _line(number, text.strip(), is_json, replace(job, seed=job.seed + number - 1))
         for number, text in enumerate(texts, start=1)
@@ -64,6 +67,21 @@ def read_prompts(file: Path, job: Job) -> list[Line]:
     if not lines:
         raise UsageError(f"{file} has no prompt: write one a line")
     return lines
+
+
+def _refuse_json(file: Path, texts: list[str]) -> None:
+    later = next((number for number, text in enumerate(texts, start=1) if _is_object(text)), None)
+    if later is not None:
+        raise UsageError(
+            f"line {later} of {file} is JSON, and its first line is a text: write all lines as JSON, or none of them"
+        )
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
 
 
 def _read(file: Path) -> str:

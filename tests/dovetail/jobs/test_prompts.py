@@ -26,6 +26,13 @@ def test_a_line_is_a_prompt_with_its_number_and_the_next_seed(tmp_path: Path) ->
     assert lines[1].job == Job("a dog", steps=4, seed=12, loras=(("blue", 0.5),))
 
 
+def test_json_behind_a_line_of_text_is_refused_and_no_prompt(tmp_path: Path) -> None:
+    file = written(tmp_path, 'a {cat}\n{so be it}\n\n{"prompt": "a dog"}\n')
+    with pytest.raises(UsageError, match=r"^line 4 of .*prompts.txt is JSON, and its first line is a text"):
+        read_prompts(file, Job(""))
+    assert len(read_prompts(written(tmp_path, "a {cat}\n{so be it}\n"), Job(""))) == 2
+
+
 def test_a_line_of_json_says_more_and_what_it_does_not_say_is_as_typed(tmp_path: Path) -> None:
     text = '{"prompt": "a cat", "steps": 2, "seed": 99, "loras": ["blue:0.5"], "width": 64, "guidance": 2}'
     lines = read_prompts(
