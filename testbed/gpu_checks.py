@@ -329,6 +329,7 @@ def decoder_memory(cards: Sequence[str]) -> str:
     vae = AutoencoderKL(
         block_out_channels=(wide, 2 * wide), layers_per_block=1, latent_channels=4, norm_num_groups=8,
         down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
+        mid_block_add_attention=False,
     ).to(torch.bfloat16)  # fmt: skip
     decoder, call = vae.decoder.eval(), {"sample": torch.randn(1, 4, 4 * side, 4 * side, dtype=torch.bfloat16)}
     program = dovetail.compile(decoder, kwargs=call, backend=cards[0])
