@@ -100,7 +100,7 @@ def _reason(beside: Sequence[str]) -> tuple[str, str]:
     """Why nothing moves while there are other threads, and the ways out."""
     names = ", ".join(map(on_one_line, beside[:3])) + ", …" * (len(beside) > 3)
     ways = (
-        "load the program before other threads are started (compiled.load()), pin them yourself before compiling "
+        "load the program in the main thread, before others are started (compiled.load()), pin them before compiling "
         "(p.data = p.data.pin_memory())"
     )
     return f"other threads ({names}) may work on them", ways
