@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 
+def on_one_line(text: str) -> str:
+    """A text with whatever is no printable character escaped, ends of lines too.
+
+    >>> on_one_line("a\\n\\tb") == "a" + chr(92) + "n" + chr(92) + "tb"
+    True
+    """
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+
+
 def printable(text: str) -> str:
     """Text without characters that a terminal obeys: they are written as ``\\x1b``; line ends and tabs stay.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from .printable import on_one_line
 from .units import counted, number_text
 
 _TEXT, _NUMBER, _TRUTH, _LIST, _OBJECT = "a text", "a number", "true or false", "a list", "an object"
@@ -36,6 +37,7 @@ _LONGEST = 100
 def told_of(error: ValidationError) -> str:
     """The first thing that is wrong, in a sentence that repeats nothing of the data but the names of its fields.
 
+    Those stand on one line, whatever is in them.
     What a schema's own checks say stands as it is.
 
     >>> from pydantic import TypeAdapter
@@ -50,7 +52,7 @@ def told_of(error: ValidationError) -> str:
     ('steps has to be a whole number, and is a text', 'it has to be a whole number, and is a list')
     """
     first: Mapping[str, Any] = error.errors(include_url=False)[0]
-    place = ".".join(str(part)[:_LONGEST] for part in first["loc"])
+    place = ".".join(on_one_line(str(part)[:_LONGEST]) for part in first["loc"])
     if first["type"] in ("value_error", "assertion_error"):  # which a schema of ours has put into words
         return ": ".join(filter(None, (place, first["msg"].removeprefix(_OWN))))
     return f"{place or 'it'} {_problem(first['type'], first.get('ctx') or {}, first['input'])}"

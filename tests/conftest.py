@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import traceback
 from collections import defaultdict
 from collections.abc import Iterator
@@ -100,6 +101,15 @@ def pytest_collection_finish() -> None:
         fakes.traceback = SimpleNamespace(**{**vars(traceback), "extract_stack": traceback.StackSummary})
     if "torch" in sys.modules:
         sys.modules["torch._logging._internal"].trace_log = logging.Logger("torch.__trace")
+
+
+@pytest.fixture(scope="module")
+def known_threads() -> Iterator[None]:
+    """Hides threads that other tests, or libraries that they use, have left behind."""
+    enumerate_all, before = threading.enumerate, set(threading.enumerate()) - {threading.main_thread()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading, "enumerate", lambda: [one for one in enumerate_all() if one not in before])
+        yield
 
 
 @pytest.fixture

@@ -291,10 +291,12 @@ def _constant_message(leaf: Any, expected: ConstantLeaf) -> str:
 def _tensor_message(leaf: torch.Tensor, expected: TensorLeaf, ranges: Mapping[str, tuple[int, int]]) -> str:
     named = (size for size in dict.fromkeys(expected.shape) if isinstance(size, str))
     bounds = [_bounds(size, *ranges[size]) for size in named if size in ranges]
+    way = f"compile for this shape{'' if bounds else ', or trace with dynamic_shapes'}"
+    if leaf.dtype != expected.dtype and _binds(leaf.shape, expected.shape, {}, ranges):
+        way = "compile for this dtype, or cast the argument"
     return (
         f"argument {expected.path} was traced as {_show(expected.dtype, expected.shape)}"
-        f"{' for ' * bool(bounds)}{', '.join(bounds)}, got {_show(leaf.dtype, tuple(leaf.shape))}: "
-        f"compile for this shape{'' if bounds else ', or trace with dynamic_shapes'}"
+        f"{' for ' * bool(bounds)}{', '.join(bounds)}, got {_show(leaf.dtype, tuple(leaf.shape))}: {way}"
     )
 
 

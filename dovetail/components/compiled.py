@@ -213,6 +213,11 @@ class CompiledModule:
         if self._weights and self._weights.is_changed():  # or looking for them would hide that from the next call
             self._renew(self._weights)
         missing = self._weights.missing(self.program) if self._weights else list(self.program.weights)
+        if self._weights and missing and (emptied := self._weights.emptied(missing)):
+            raise NotHereError(
+                f"{', '.join(emptied[:3])}{', …' if len(emptied) > 3 else ''} had numbers when {self.program.name} was "
+                f"compiled, and {'is' if len(emptied) == 1 else 'are'} None now: compile it again"
+            )
         if missing or self._weights is None:
             raise NotHereError(
                 f"{self.program.name} has no data for {len(missing)} of its {len(self.program.weights)} weights "

@@ -29,7 +29,7 @@ from .kept import KeptLoad, KeptSlots, Place
 from .landing import Landing
 from .origin import HOST, FileOrigin, Origin
 from .origins import located, origins_in, origins_of
-from .pinning import tell_of
+from .pinning import tell_of, threads_beside
 from .scheduled import coming, kept, readers, staying
 from .seen import ModuleWeights
 from .source import WeightSource
@@ -158,11 +158,13 @@ class ProgramWeights(WeightSource):
     def settle(self) -> None:
         """Moves parameters that stay somebody else's, and come for calls, to where copies from them need not stage.
 
-        They stay the objects that they are. Those whose memory somebody else sees stay where they lie, which is said
-        once. To be called before weights are brought, and their memory is noted anew.
+        They stay the objects that they are. Those whose memory somebody else sees stay where they lie, and all do while
+        another thread may work on them, which is said once. To be called before weights are brought, and their memory
+        is noted anew.
         """
         if self._module is None:
             return
+        beside = threads_beside()
         with self.store.lock:
             found = self._found or {}
             left: list[torch.Tensor] = []
@@ -173,7 +175,7 @@ class ProgramWeights(WeightSource):
                 left, has_moved = [*left, *stays], has_moved or moved
             if has_moved:
                 self._look()
-        self._has_told = self._has_told or tell_of(left, self._program.name)
+        self._has_told = self._has_told or tell_of(left, self._program.name, beside)
 
     def missing(self, program: Program) -> list[str]:
         """The names of weights that are not here, or have no data; looks for them afresh."""
@@ -183,6 +185,13 @@ class ProgramWeights(WeightSource):
         return [
             name for name, weight in program.weights.items() if name not in there and not self.adapters.known(weight)
         ]
+
+    def emptied(self, missing: Sequence[str]) -> list[str]:
+        """Those of missing weights that are None in the module that shows them."""
+        if self._module is None:
+            return []
+        nones, weights = self._module.emptied(), self._program.weights
+        return [name for name in missing if not nones.isdisjoint(weights[name].names)]
 
     def __call__(self, weight: Weight, device: torch.device) -> torch.Tensor:
         """The weight on a device: its own, a part of it, or a copy where another device reads it too.

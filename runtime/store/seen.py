@@ -152,6 +152,17 @@ class ModuleWeights:
             self._seen = Seen.of(modules)
             return tensors_of_module(self._module)
 
+    def emptied(self) -> set[str]:
+        """The names, in each module, of parameters and buffers that are None."""
+        with alone():
+            return {
+                f"{path}.{name}" if path else name
+                for path, one in self._module.named_modules(remove_duplicate=False)
+                for held in (one._parameters, one._buffers)
+                for name, tensor in held.items()
+                if tensor is None
+            }
+
     def pin(self, tensors: Iterable[torch.Tensor], there: Accelerator) -> tuple[list[torch.Tensor], bool]:
         """Moves weights within their objects, as `pin_in_place` does; the module is to be looked at again then."""
         with alone():

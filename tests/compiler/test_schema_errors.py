@@ -65,6 +65,13 @@ def test_it_is_said_what_a_value_has_to_be_and_what_it_is(given: Any, told: str)
     assert told_of(caught.value) == told
 
 
+@given(st.text(max_size=8))
+def test_the_name_of_a_field_stands_on_one_line(name: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Asked.model_validate({"sizes": {name: None, name + "\r\n\x1b[2J": None}})
+    assert told_of(caught.value).isprintable()
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 200) | st.floats() | st.text("abc0", max_size=6),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=2),

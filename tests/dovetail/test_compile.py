@@ -443,3 +443,23 @@ def test_methods_of_the_module_are_said_to_be_the_modules() -> None:
     with pytest.raises(AttributeError, match=r"'state_dict': .*call that of the module"):
         compiled.state_dict()
     assert not hasattr(compiled, "generate")
+
+
+@pytest.mark.parametrize(
+    ("names", "told"), [(("bias",), "0.bias had .* is None"), (("weight", "bias"), "had .* are None")]
+)
+def test_a_weight_that_is_none_since_is_said_to_be_so(names: tuple[str, ...], told: str) -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    compiled = dovetail.compile(module, (torch.ones(1, 4),), backend="sim0")
+    for name in names:
+        setattr(module[0], name, None)
+    with pytest.raises(NotHereError, match=rf"{told} now: compile it again"):
+        compiled(torch.ones(1, 4))
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (2, 4)])
+def test_an_argument_of_another_dtype_is_refused_with_the_way_out(shape: tuple[int, int]) -> None:
+    compiled = dovetail.compile(nn.Linear(4, 4), (torch.ones(1, 4),), backend="sim0")
+    way = "compile for this dtype, or cast the argument" if shape == (1, 4) else "compile for this shape, or trace with"
+    with pytest.raises(CallError, match=way):
+        compiled(torch.ones(shape, dtype=torch.half))

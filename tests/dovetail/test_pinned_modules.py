@@ -19,6 +19,7 @@ from dovetail.runtime.devices.accelerator import accelerator_of
 from dovetail.runtime.sim.copies import is_pinned
 from dovetail.runtime.sim.streams import HOST
 
+pytestmark = pytest.mark.usefixtures("known_threads")
 WIDTH = 16
 X = torch.linspace(-1, 1, 4 * WIDTH).reshape(4, WIDTH)
 
@@ -151,6 +152,31 @@ def test_what_cannot_be_pinned_is_said_once_with_the_way_out(caplog: pytest.LogC
     assert "4 weights" in said
     del kept
     compiled.unload()
+    compiled(x)
+    assert all_pinned(module)
+
+
+def test_beside_another_thread_nothing_moves_which_is_said_once_with_the_ways_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    module, x = nn.Linear(1024, 512).eval().requires_grad_(False), torch.ones(1, 1024)
+    expected = module(x)
+    compiled = dovetail.compile(module, (x,), backend="sim0", params_backend="cpu")
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait, name="mine\nnot")
+    thread.start()
+    try:
+        with caplog.at_level(logging.WARNING):
+            for _ in range(2):
+                assert torch.equal(compiled(x), expected)
+                compiled.unload()
+    finally:
+        over.set()
+        thread.join()
+    assert not all_pinned(module)
+    (said,) = [one.getMessage() for one in caplog.records if "not pinned" in one.getMessage()]
+    assert "mine\\nnot" in said
+    assert all(way in said for way in ("compiled.load()", "pin_memory()", "weights=…"))
     compiled(x)
     assert all_pinned(module)
 

@@ -98,7 +98,7 @@ def _lines(describe: Callable[[], str], total: int | None) -> Iterator[Callable[
             steps = f" {done[0]} of {total}" if total and 0 < done[0] < total else ""
             print(f"{describe()}{steps}, {time.monotonic() - began:.0f} s so far", file=sys.stderr, flush=True)
 
-    teller = threading.Thread(target=tell, daemon=True)
+    teller = threading.Thread(target=tell, name="dovetail-progress", daemon=True)
     teller.start()
     try:
         yield advance
