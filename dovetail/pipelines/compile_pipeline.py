@@ -8,8 +8,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from ..addons.addons import of_another
 from ..compiler.devices.rig import Rig
-from ..compiler.errors import UsageError
 from ..compiler.spec.budget import MaxMemory
 from ..conventions.checked import PIPELINE, checked
 from ..conventions.request import one_backend
@@ -166,11 +166,8 @@ def _join(pipe: Any, options: Mapping[str, Any]) -> None:
             "is asked here of devices and budgets is not used",
             type(pipe).__name__,
         )
-    for name in (name for name in ("attention", "cache") if options.get(name)):
-        raise UsageError(
-            f"{name}: the models of this {type(pipe).__name__} are those of another compiled pipeline: give {name} to "
-            "that one, which came first, or leave it out"
-        )
+    for name in (name for name in ("attention", "cache") if options.get(name) is not None):
+        raise of_another(name, type(pipe).__name__)
     apply_loras(pipe.dovetail, read_loras(options.get("lora")), options.get("lora_apply_mode", "auto"))
 
 
