@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from ..compiler.errors import UsageError
-from .attention import AttentionBackend, read_attention
+from .attention import UNCOUNTED, AttentionBackend, read_attention
 from .step_cache import CachedModels, read_cache
 
 if TYPE_CHECKING:
@@ -68,9 +68,10 @@ class Addons:
     def join(self, name: str, model: nn.Module) -> None:
         """Puts it on a diffusion model that takes the place of another; what that does not take is said."""
         for one in (self.attention, self.cache):
+            if one is None:
+                continue
             try:
-                if one is not None:
-                    one.put({name: model})
+                one.put({name: model})
             except UsageError as error:
                 one.take_off(model)
                 logger.warning("the new %s goes without %s: %s", name, one.option, error)
@@ -85,6 +86,11 @@ class Addons:
         """The options that ask for what is on some of the models now."""
         put = (one.typed for one in (self.attention, self.cache) if one and any(map(one.is_on, models)))
         return dict(put)
+
+    def parting(self, model: nn.Module) -> str:
+        """The options that have a model run by its parts, for no program can hold what they put on it."""
+        attention = self.attention if self.attention is not None and self.attention.name in UNCOUNTED else None
+        return " and ".join(one.option for one in (attention, self.cache) if one is not None and one.is_on(model))
 
     def notes(self, models: Collection[nn.Module]) -> list[str]:
         """What a plan says of what is on some of the models now, a line each."""

@@ -88,7 +88,7 @@ def compile_pipeline(
         attention: the backend by which diffusion models compute attention, one of diffusers': ``"flex"``, ``"sage"``.
             One whose package is not here is refused. Another kernel than the one by default rounds otherwise.
         cache: a cache of diffusers, by which steps reuse results of earlier ones: ``"first_block:0.12"``, a threshold,
-            or ``"taylorseer:5"``, an interval of steps. It changes the picture.
+            or ``"taylorseer:5"``, an interval of steps. It may change the picture.
         chunk: in how many chunks wide parts of components are computed, so that only one of them is there at a time; it
             may change the last bits of the picture. ``"off"`` if left out; ``4``, ``"diffusion=4,te=2"``.
         micro_batches: in how many parts the pictures of a call, and the halves of guidance, go through a layer split,

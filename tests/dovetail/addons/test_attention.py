@@ -134,6 +134,18 @@ def test_flex_attention_is_answered_in_a_dry_run_and_in_no_other_thread() -> Non
     assert [cost for cost in costs if cost.attention]
 
 
+class Attends(torch.nn.Module):
+    def forward(self, query: torch.Tensor) -> Any:
+        return flex.flex_attention(query, query, query)
+
+
+def test_a_trace_refuses_flex_attention_before_pytorch_compiles_for_its_device() -> None:
+    simulated.install()
+    with pytest.raises(Exception, match="the higher-order op flex_attention cannot be compiled"):
+        torch.export.export(Attends(), (torch.rand(1, 2, 3, 4),), strict=False)
+
+
+@pytest.mark.slow
 def test_a_plan_with_flex_says_the_same_on_every_rig(caplog: pytest.LogCaptureFixture) -> None:
     told = []
     for kind in ("sim", "cuda"):

@@ -192,12 +192,17 @@ def sharing_all_but_the_vae(pipe: Any) -> Any:
     return type(pipe)(**{**pipe.components, "vae": copy.deepcopy(pipe.vae)})
 
 
-def test_a_borrower_of_a_cached_model_begins_anew_and_says_that_it_has_the_cache() -> None:
+def test_a_borrower_of_a_cached_model_begins_anew_and_says_that_it_has_the_cache(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     pipe, call = ltx()
     dovetail.compile_pipeline(pipe, "sim0", cache="first_block:100")
     other = sharing_all_but_the_vae(pipe)
     dovetail.compile_pipeline(other, "sim0")
     expected = paint(other, call)
+    assert caplog.text.count("transformer runs by its parts, because of --cache first_block:100") == 1
+    warned = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert "for example by a cache" not in str(warned)
     generation = other.dovetail.planned
     account = other.dovetail.account(generation)
     assert account.settings["--cache"] == "first_block:100"
