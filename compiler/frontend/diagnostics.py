@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import linecache
+import os
 import re
+import sys
 import traceback
 from pathlib import Path
 from types import FrameType
@@ -11,7 +13,9 @@ from types import FrameType
 import torch
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in')
-_OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
+_PACKAGE = Path(str(sys.modules[__name__.partition(".")[0]].__file__)).parent
+_BESIDE = [Path(__file__).parents[2] / name for name in ("compiler", "passes", "runtime")]
+_OWN = (*(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, _PACKAGE, *_BESIDE)), "<")
 _OF_VALUES = ("DataDependent", "data-dependent", "depends on the values", "numpy", "_local_scalar_dense", "item()")
 _LIBRARIES = ("torch", __name__.rpartition(".")[0])
 OR_A_PART = ", or compile a submodule that leaves it out"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -43,7 +44,7 @@ class StepCache:
     value: float
 
     def __str__(self) -> str:
-        return f"{self.kind}:{self.value:g}"
+        return f"{self.kind}:{int(self.value) if self.value.is_integer() else self.value!r}"
 
 
 def read_cache(given: object) -> StepCache | None:
@@ -54,7 +55,7 @@ def read_cache(given: object) -> StepCache | None:
 
     Raises UsageError for an unknown kind, and for a number that makes no sense for it.
     """
-    if given is None or given == "":
+    if given is None:
         return None
     if not isinstance(given, str):
         raise UsageError(f"cache is a text such as 'first_block:0.12', and no {type(given).__name__}")
@@ -65,7 +66,7 @@ def read_cache(given: object) -> StepCache | None:
         hint = f"did you mean {near[0]}? There are" if near else "there are"
         raise UsageError(f"cache: none is called {name[:40]!r}: {hint} {', '.join(KINDS)}")
     if not colon:
-        return StepCache(name, kind.default)
+        return StepCache(name, float(kind.default))
     try:
         value = float(number)
     except ValueError:
@@ -89,22 +90,41 @@ class CachedModels:
         self.cache = cache
         self.skippable: dict[str, tuple[str, ...]] = {}
         """The paths of the parts that may be skipped, by the name of their model."""
-        self._on: list[tuple[nn.Module, Any]] = []
+        self._on: list[tuple[weakref.ref[nn.Module], Any]] = []
+
+    @property
+    def typed(self) -> tuple[str, str]:
+        """The option that asks for it, and its value."""
+        return "--cache", str(self.cache)
+
+    @property
+    def option(self) -> str:
+        """The same in one text."""
+        return " ".join(self.typed)
+
+    @staticmethod
+    def able(models: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+        """Those of the models that take a cache of diffusers."""
+        return {name: one for name, one in models.items() if hasattr(one, "enable_cache")}
+
+    def is_on(self, model: nn.Module) -> bool:
+        """Whether this one is on a model, and nobody has put another one there or taken it off meanwhile."""
+        return any(one() is model and libraries.cache_of(model) is config for one, config in self._on)
 
     def put(self, models: Mapping[str, nn.Module]) -> None:
         """Puts it on the models; raises UsageError where none takes it, one has a cache, or its blocks are unknown."""
-        able = {name: one for name, one in models.items() if hasattr(one, "enable_cache")}
+        able = self.able(models)
         if not able:
             names = ", ".join(f"{name} ({type(one).__name__})" for name, one in models.items()) or "none"
             raise UsageError(
                 f"cache: no diffusion model of this pipeline takes a cache of diffusers: {names}; leave out cache "
-                f"(--cache {self.cache})"
+                f"({self.option})"
             )
         for name, model in able.items():
             if model.is_cache_enabled:
                 raise UsageError(
                     f"cache: {name} has a cache already ({type(libraries.cache_of(model)).__name__}): call its "
-                    f"disable_cache() first, or leave out cache (--cache {self.cache})"
+                    f"disable_cache() first, or leave out cache ({self.option})"
                 )
             self._put_on(name, model)
 
@@ -116,33 +136,28 @@ class CachedModels:
             why = str(error).strip("'\"") or type(error).__name__
             raise UsageError(
                 f"cache: {self.cache.kind} is not for {name} ({type(model).__name__}): {why}; leave out cache "
-                f"(--cache {self.cache})"
+                f"({self.option})"
             ) from error
-        self._on.append((model, config))
+        self._on.append((weakref.ref(model), config))
         self.skippable[name] = tuple(libraries.cached_parts(model))
         if not self.skippable[name]:
             raise UsageError(
                 f"cache: {self.cache.kind} finds no part of {name} ({type(model).__name__}) by its name; leave out "
-                f"cache (--cache {self.cache}), or take another one: {', '.join(KINDS)}"
+                f"cache ({self.option}), or take another one: {', '.join(KINDS)}"
             )
         from .foreseen import foresee  # needs diffusers, which is there by now
 
         for hook in libraries.hooks_of_cache(model):
             foresee(hook, name)
 
-    def reset(self) -> None:
-        """Forgets what a call has left that did not reach its end."""
-        for model, config in self._on:
-            if libraries.cache_of(model) is config:
-                libraries.reset_cache(model)
-
-    def take_off(self) -> None:
-        """Takes it off again; a cache that somebody has put there meanwhile stays."""
-        while self._on:
-            model, config = self._on.pop()
-            if libraries.cache_of(model) is config:
-                libraries.disable_cache(model)
+    def take_off(self, model: nn.Module | None = None) -> None:
+        """Takes it off one model, or all, again; a cache that somebody has put there meanwhile stays."""
+        for one, config in [(one, config) for one, config in self._on if model is None or one() is model]:
+            self._on.remove((one, config))
+            there = one()
+            if there is not None and libraries.cache_of(there) is config:
+                libraries.disable_cache(there)
 
     def notes(self) -> list[str]:
         """What a plan says of it, a line each."""
-        return [f"the cache {self.cache} (--cache {self.cache}) reuses results of earlier steps: the picture changes"]
+        return [f"the cache {self.cache} ({self.option}) reuses results of earlier steps: the picture may change"]

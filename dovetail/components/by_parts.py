@@ -326,6 +326,8 @@ class Parts(OfComponent):
         main = main if main in component.devices else component.devices[0]
         first = not self.reasons
         self.reasons[str(call)] = why
+        if component.tell_of_option():
+            first = False
         if component.sites.of(call.module).opens:
             how = "cannot be compiled whole and is compiled by its parts: what it computes between them it computes on "
             how += str(main)

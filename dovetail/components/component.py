@@ -105,6 +105,14 @@ class Component:
     def __repr__(self) -> str:
         return f"<Component {self.name} ({self.role}) on {' & '.join(map(str, self.devices))}>"
 
+    def tell_of_option(self) -> bool:
+        """Whether an option has it run by its parts, which is said once."""
+        because = self.owner.addons.parting(self.module) if self.owner is not None else ""
+        if because and not self._option_is_told:
+            self._option_is_told = True
+            logger.warning("%s runs by its parts, because of %s", self.name, because)
+        return bool(because)
+
     def __init__(
         self,
         name: str,
@@ -127,6 +135,7 @@ class Component:
         self.borrowers: weakref.WeakSet[Any] = weakref.WeakSet()
         """The pipelines besides that use it as it is."""
         self.kept_traces: Mapping[str, Path] = {}  # beside plans that a person named, by the content of each
+        self._option_is_told = False
         self.role = role
         self._module = weakref.ref(module)
         refuse_unmovable(module, plan.devices)

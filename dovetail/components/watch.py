@@ -76,7 +76,8 @@ class Watch(OfComponent):
         told = sorted(f"{names.get(one) or component.name} ({why})" for one, why in state.live.items())
         if told and not self._told:
             self._told = True
-            logger.warning(
+            logger.log(
+                logging.INFO if component.tell_of_option() else logging.WARNING,
                 "these parts of %s run as they are, because dovetail cannot trace them: %s%s; the rest of it is "
                 "compiled by its parts, so that values cross between devices more often%s",
                 component.title(call), ", ".join(told[:3]), f", … ({len(told)} in all)" if len(told) > 3 else "",

@@ -360,8 +360,9 @@ def disable_cache(model: Any) -> None:
 
 
 def reset_cache(model: Any) -> None:
-    """Has the cache of a model forget what earlier steps left, as a pipeline does at the end of a call."""
-    model._reset_stateful_cache()
+    """Has the cache of a model, if it has one, forget what earlier steps left, as a pipeline does after a call."""
+    if getattr(model, "is_cache_enabled", False):
+        model._reset_stateful_cache()
 
 
 def _cache_hooks(model: nn.Module) -> Iterator[tuple[str, str, Any]]:

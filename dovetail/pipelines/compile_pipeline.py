@@ -8,8 +8,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from ..addons.addons import of_another
 from ..compiler.devices.rig import Rig
-from ..compiler.errors import UsageError
 from ..compiler.spec.budget import MaxMemory
 from ..conventions.checked import PIPELINE, checked
 from ..conventions.request import one_backend
@@ -88,7 +88,7 @@ def compile_pipeline(
         attention: the backend by which diffusion models compute attention, one of diffusers': ``"flex"``, ``"sage"``.
             One whose package is not here is refused. Another kernel than the one by default rounds otherwise.
         cache: a cache of diffusers, by which steps reuse results of earlier ones: ``"first_block:0.12"``, a threshold,
-            or ``"taylorseer:5"``, an interval of steps. It changes the picture.
+            or ``"taylorseer:5"``, an interval of steps. It may change the picture.
         chunk: in how many chunks wide parts of components are computed, so that only one of them is there at a time; it
             may change the last bits of the picture. ``"off"`` if left out; ``4``, ``"diffusion=4,te=2"``.
         micro_batches: in how many parts the pictures of a call, and the halves of guidance, go through a layer split,
@@ -166,11 +166,8 @@ def _join(pipe: Any, options: Mapping[str, Any]) -> None:
             "is asked here of devices and budgets is not used",
             type(pipe).__name__,
         )
-    for name in (name for name in ("attention", "cache") if options.get(name)):
-        raise UsageError(
-            f"{name}: the models of this {type(pipe).__name__} are those of another compiled pipeline: give {name} to "
-            "that one, which came first, or leave it out"
-        )
+    for name in (name for name in ("attention", "cache") if options.get(name) is not None):
+        raise of_another(name, type(pipe).__name__)
     apply_loras(pipe.dovetail, read_loras(options.get("lora")), options.get("lora_apply_mode", "auto"))
 
 

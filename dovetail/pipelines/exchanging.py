@@ -103,6 +103,8 @@ class Exchanging(PlacedPipeline):
 
     def _join(self, new: Component | None) -> None:
         if new is not None:
+            if new.role == "diffusion":
+                self.addons.join(new.name, new.module)
             self._components[new.name] = new
             self._tiles.add(new.name, new.module, new.role)
             new.swap()
@@ -118,6 +120,8 @@ class Exchanging(PlacedPipeline):
         """Gives a component back, if anybody has its module still."""
         old = self._components.pop(name, None)
         self._tiles.remove(name)
+        if module is not None:
+            self.addons.take_off(module)
         if self.borrowed.pop(name, None) is not None:
             return
         if old is None or module is None or let_go(old, self):

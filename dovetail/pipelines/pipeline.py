@@ -146,7 +146,9 @@ class CompiledPipeline(Exchanging):
         tile = next(iter(generation.tiles.values()), self._tiles.asked)
         if tile != AUTO:
             settings["--vae-tiling"] = typed(tile)
-        settings |= self.addons.settings
+        models = self._diffusing()
+        for one in self._addons:
+            settings |= one.settings(models)
         return Account(
             generation,
             machine_of(self._request).speeds,
@@ -164,11 +166,11 @@ class CompiledPipeline(Exchanging):
                 *file_notes({name: one.view.nbytes for name, one in self._own().items() if one.view.lacks_files}),
                 *((SHORTENED,) if is_short else ()),
                 *((UNCOMPILED,) if self._request.inductor else ()),
-                *self.addons.notes(),
+                *dict.fromkeys(note for one in self._addons for note in one.notes(models)),
             ),
             decision,
             modes={name: one.plan.mode for name, one in self.components.items() if one.plan.places_itself},
-            skipped=skipped_in(generation, self.addons.cache),
+            skipped=tuple(found for one in self._addons for found in skipped_in(generation, one.cache)),
         )
 
     def explain(self, *args: object, **kwargs: object) -> str:

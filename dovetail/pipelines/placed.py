@@ -115,7 +115,8 @@ class PlacedPipeline(Deciding):
         self._planner = Planner(self._tiles)
         self._store.room_for = host_checked(weakref.ref(self))
         try:
-            self.addons.put(modules, roles)
+            diffusing = {name: one for name, one in modules.items() if roles[name] == "diffusion"}
+            self.addons.put(diffusing, self.borrowed, self.name)
             own, whole_on = modules.keys() - self.borrowed.keys(), partial(self._whole_on, is_open=self._is_open)
             made = [
                 self._made(name, roles[name], modules[name], one, (origins or {}).get(name))
@@ -219,7 +220,8 @@ class PlacedPipeline(Deciding):
         self._stay_again()
         outer = len(self._running)
         if not outer:
-            self.addons.begin()
+            for model in self._diffusing():  # an earlier call, of any pipeline over it, may have ended early
+                libraries.reset_cache(model)
         try:  # an interrupt may come between any two statements
             self._running.append(None)
             self._recovery.begin()
@@ -306,6 +308,16 @@ class PlacedPipeline(Deciding):
     @property
     def _roles(self) -> dict[str, str]:
         return {name: one.role for name, one in self.components.items()}
+
+    def _diffusing(self) -> list[nn.Module]:
+        """The diffusion models, whoever placed them."""
+        return [one.module for one in self.components.values() if one.role == "diffusion"]
+
+    @property
+    def _addons(self) -> list[Addons]:
+        """What is put on the diffusion models by this pipeline, and by those that placed what it borrows."""
+        owners = [one.owner for one in self.borrowed.values() if one.owner is not None]
+        return [self.addons, *dict.fromkeys(one.addons for one in owners if one.addons is not self.addons)]
 
     def _modules(self) -> dict[str, nn.Module]:
         """The modules of the components by name."""

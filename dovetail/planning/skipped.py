@@ -47,8 +47,9 @@ def skipped_in(generation: Generation, cached: CachedModels | None) -> tuple[Ski
     if cached is None:
         return ()
     return tuple(
-        Skipped(str(cached.cache), name, cached.skippable.get(name, ()), one.calls, one.needed)
+        Skipped(str(cached.cache), name, cached.skippable[name], one.calls, one.needed)
         for name, one in generation.skips.items()
+        if name in cached.skippable
     )
 
 
@@ -67,10 +68,10 @@ def told_of_skipped(account: Account) -> list[str]:
     if not account.skipped:
         return []
     least = seconds_text(account.seconds - saved_at_most(account), account.spread)
-    each = ", ".join(f"{one.needed} of {one.calls} in {one.component}" for one in account.skipped)
+    each = ", ".join(f"{one.needed} of {one.calls} calls of the blocks of {one.component}" for one in account.skipped)
     return [
         f"that is with all steps computed; the cache {account.skipped[0].option} may leave some out, down to {least} "
-        f"s: of what it decides on, it computes at least {each}"
+        f"s: at least {each} are computed"
     ]
 
 

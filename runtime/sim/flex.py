@@ -14,11 +14,13 @@ import torch
 from torch.nn.attention import flex_attention as flex
 from torch.utils import _pytree as pytree
 
+from ...compiler.errors import TraceError
 from ..devices.block_masks import is_block_mask, moved_function, moved_mask
 from ..flex_answer import FLEX_ANSWER
 from .tensor import SimTensor
 
 _HOST = torch.device("cpu")
+_REFUSED = "the higher-order op flex_attention cannot be compiled: rewrite the model without it"
 
 
 def install() -> None:
@@ -32,6 +34,8 @@ def install() -> None:
 def _attend(
     attend: Callable[..., Any], query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
 ) -> Any:
+    if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
+        raise TraceError(_REFUSED)  # which PyTorch would say of some devices only, after it has compiled for them
     answer = None if torch.compiler.is_dynamo_compiling() else FLEX_ANSWER.get()
     wants_more = len(args) > 4 or kwargs.get("return_lse") or kwargs.get("return_aux") is not None
     if answer is not None and not wants_more:

@@ -108,7 +108,7 @@ class Loading:
     @property
     def _compiling(self) -> dict[str, Any]:
         where = self.where
-        put = {"attention": where.attention or None, "cache": where.cache or None}
+        put = {"attention": where.attention, "cache": where.cache}
         return {"passes": where.passes or None, "vae_tiling": where.vae_tiling, **put, **self.adapters}
 
     def _read_ahead(self) -> None:

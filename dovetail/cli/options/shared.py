@@ -167,19 +167,19 @@ class Where:
         ),
     ] = False
     attention: Annotated[
-        str,
+        str | None,
         _placement(
             "--attention", metavar="NAME", help="Compute attention by diffusers' backend: flex, sage; may change bits."
         ),
-    ] = ""
+    ] = None
     cache: Annotated[
-        str,
+        str | None,
         _placement(
             "--cache",
             metavar="CACHE",
-            help="Reuse results of earlier steps, which changes pictures: first_block:0.12, taylorseer:5.",
+            help="Reuse results of earlier steps, which may change pictures: first_block:0.12, taylorseer:5.",
         ),
-    ] = ""
+    ] = None
     auto_fit: Annotated[
         bool,
         _placement(

@@ -84,7 +84,12 @@ def test_a_backend_whose_package_is_not_here_is_refused_before_anything_is_loade
 
 @pytest.mark.parametrize(
     ("given", "why"),
-    [("flx", "no backend 'flx': did you mean flex"), ("\0", "diffusers has no backend"), (3, "and no int")],
+    [
+        ("flx", "did you mean flex. These are usable here"),
+        ("", "'': these are usable here: flex"),
+        ("\0", "diffusers has no backend"),
+        (3, "and no int"),
+    ],
 )
 def test_what_is_no_backend_is_refused(given: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):
@@ -127,6 +132,29 @@ def test_flex_attention_is_answered_in_a_dry_run_and_in_no_other_thread() -> Non
     assert flex.flex_attention is own
     assert others[0].count_nonzero()
     assert [cost for cost in costs if cost.attention]
+
+
+class Attends(torch.nn.Module):
+    def forward(self, query: torch.Tensor) -> Any:
+        return flex.flex_attention(query, query, query)
+
+
+def test_a_trace_refuses_flex_attention_before_pytorch_compiles_for_its_device() -> None:
+    simulated.install()
+    with pytest.raises(Exception, match="the higher-order op flex_attention cannot be compiled"):
+        torch.export.export(Attends(), (torch.rand(1, 2, 3, 4),), strict=False)
+
+
+@pytest.mark.slow
+def test_a_plan_with_flex_says_the_same_on_every_rig(caplog: pytest.LogCaptureFixture) -> None:
+    told = []
+    for kind in ("sim", "cuda"):
+        pipe, call = tiny_pipelines.ltx()
+        caplog.clear()
+        DryPipeline(pipe, {"backend": f"{kind}0", "rig": f"{kind}0=1GiB,cpu=8GiB"}, attention="flex")(**call)
+        told.append([one.getMessage().replace(kind, "sim") for one in caplog.records if one.levelname == "WARNING"])
+    assert told[0] == told[1]
+    assert "runtime/" not in str(told)
 
 
 @pytest.mark.parametrize(

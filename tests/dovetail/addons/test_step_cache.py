@@ -14,6 +14,7 @@ import dovetail
 from dovetail import demo
 from dovetail.addons.step_cache import read_cache
 from dovetail.compiler.errors import UsageError
+from dovetail.conventions import libraries
 from dovetail.pipelines.dryrun import DryPipeline
 from testbed.pipelines import more_pipelines, tiny_pipelines
 from testbed.pipelines.tiny_pipelines import paint
@@ -92,7 +93,7 @@ def test_a_plan_computes_all_steps_and_says_how_few_it_may_be(
     assert 0 < facts["least_seconds_low"] <= facts["least_seconds"] < account.document()["seconds"]
     told = "\n".join(account.remarks())
     assert f"that is with all steps computed; the cache {cache} may leave some out, down to " in told
-    assert "the picture changes" in told
+    assert "the picture may change" in told
     assert account.settings["--cache"] == cache
 
 
@@ -140,6 +141,7 @@ def test_a_cache_that_somebody_has_put_on_meanwhile_stays() -> None:
         ("taylorseer:2.5", "a whole number from 2 on"),
         ("taylorseer:1", "a whole number from 2 on"),
         ("\0", "none is called"),
+        ("", "none is called '': there are first_block, taylorseer"),
         (0.12, "cache is a text such as 'first_block:0.12', and no float"),
     ],
 )
@@ -179,3 +181,67 @@ def test_pipelines_over_the_same_models_do_not_put_a_second_one_on() -> None:
     other = type(pipe)(**pipe.components)
     with pytest.raises(UsageError, match="give cache to that one, which came first"):
         dovetail.compile_pipeline(other, cache="first_block:0.12")
+
+
+@pytest.mark.parametrize("typed", ["first_block:0.1234567", "first_block:1e-300", "taylorseer:1234567", "first_block"])
+def test_a_cache_is_spelled_so_that_it_reads_back(typed: str) -> None:
+    assert read_cache(str(read_cache(typed))) == read_cache(typed)
+
+
+def sharing_all_but_the_vae(pipe: Any) -> Any:
+    return type(pipe)(**{**pipe.components, "vae": copy.deepcopy(pipe.vae)})
+
+
+def test_a_borrower_of_a_cached_model_begins_anew_and_says_that_it_has_the_cache(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pipe, call = ltx()
+    dovetail.compile_pipeline(pipe, "sim0", cache="first_block:100")
+    other = sharing_all_but_the_vae(pipe)
+    dovetail.compile_pipeline(other, "sim0")
+    expected = paint(other, call)
+    assert caplog.text.count("transformer runs by its parts, because of --cache first_block:100") == 1
+    warned = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert "for example by a cache" not in str(warned)
+    generation = other.dovetail.planned
+    account = other.dovetail.account(generation)
+    assert account.settings["--cache"] == "first_block:100"
+    assert [one.component for one in account.skipped] == ["transformer"]
+    assert "the cache first_block:100" in "\n".join(account.remarks())
+
+    def stop(_: Any, step: int, __: Any, values: dict[str, Any]) -> dict[str, Any]:
+        if step == 1:
+            raise KeyboardInterrupt
+        return values
+
+    with pytest.raises(KeyboardInterrupt):
+        paint(pipe, {**call, "prompt": "a blue square", "callback_on_step_end": stop})
+    assert torch.equal(paint(other, call), expected)
+
+
+def test_nothing_is_put_on_a_model_that_another_pipeline_has_placed() -> None:
+    pipe, _ = ltx()
+    dovetail.compile_pipeline(pipe, "sim0")
+    for option in ({"cache": "first_block:0.12"}, {"attention": "_native_math"}):
+        other = sharing_all_but_the_vae(pipe)
+        with pytest.raises(UsageError, match=f"give {next(iter(option))} to that one, which came first"):
+            dovetail.compile_pipeline(other, "sim0", **option)
+    assert not pipe.transformer.is_cache_enabled
+    assert {one._attention_backend for one in libraries.attention_processors(pipe.transformer)} == {None}
+
+
+def test_a_model_that_takes_the_place_of_another_gets_what_that_had(caplog: pytest.LogCaptureFixture) -> None:
+    pipe, _ = ltx()
+    old, new, third = pipe.transformer, copy.deepcopy(pipe.transformer), copy.deepcopy(pipe.transformer)
+    dovetail.compile_pipeline(pipe, "sim0", cache="first_block:100", attention="_native_math")
+    pipe.transformer = new
+    assert (old.is_cache_enabled, new.is_cache_enabled) == (False, True)
+    backends = [{one._attention_backend for one in libraries.attention_processors(model)} for model in (old, new)]
+    assert backends[0] == {None} != backends[1]
+    assert not caplog.records
+    third.transformer_blocks = third.transformer_blocks[:1]
+    pipe.transformer = third
+    assert "the new transformer goes without --cache first_block:100" in caplog.text
+    assert pipe.dovetail.addons.settings([third]) == {"--attention": "_native_math"}
+    pipe.dovetail.undo()
+    assert not third.is_cache_enabled
