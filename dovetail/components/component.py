@@ -102,6 +102,8 @@ class Component:
         dynamic_shapes: as torch.export takes them, for its forward.
     """
 
+    _option_is_told: bool = False
+
     def __repr__(self) -> str:
         return f"<Component {self.name} ({self.role}) on {' & '.join(map(str, self.devices))}>"
 
@@ -135,7 +137,6 @@ class Component:
         self.borrowers: weakref.WeakSet[Any] = weakref.WeakSet()
         """The pipelines besides that use it as it is."""
         self.kept_traces: Mapping[str, Path] = {}  # beside plans that a person named, by the content of each
-        self._option_is_told = False
         self.role = role
         self._module = weakref.ref(module)
         refuse_unmovable(module, plan.devices)
