@@ -106,11 +106,8 @@ def test_a_plan_without_a_cache_has_no_range() -> None:
     assert "all steps computed" not in "\n".join(account.remarks())
 
 
-@pytest.mark.half
-def test_a_call_that_ended_early_leaves_nothing_for_the_next_one() -> None:
-    pipe, call = ltx()
-    dovetail.compile_pipeline(pipe, SPREAD, cache="first_block:0.12")
-    expected = paint(pipe, call)
+def interrupt(pipe: Any, call: dict[str, Any]) -> None:
+    """Has a call with another prompt end behind its second step."""
 
     def stop(_: Any, step: int, __: Any, values: dict[str, Any]) -> dict[str, Any]:
         if step == 1:
@@ -119,6 +116,14 @@ def test_a_call_that_ended_early_leaves_nothing_for_the_next_one() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         paint(pipe, {**call, "prompt": "a blue square", "callback_on_step_end": stop})
+
+
+@pytest.mark.half
+def test_a_call_that_ended_early_leaves_nothing_for_the_next_one() -> None:
+    pipe, call = ltx()
+    dovetail.compile_pipeline(pipe, SPREAD, cache="first_block:0.12")
+    expected = paint(pipe, call)
+    interrupt(pipe, call)
     assert torch.equal(paint(pipe, call), expected)
 
 
@@ -208,14 +213,7 @@ def test_a_borrower_of_a_cached_model_begins_anew_and_says_that_it_has_the_cache
     assert account.settings["--cache"] == "first_block:100"
     assert [one.component for one in account.skipped] == ["transformer"]
     assert "the cache first_block:100" in "\n".join(account.remarks())
-
-    def stop(_: Any, step: int, __: Any, values: dict[str, Any]) -> dict[str, Any]:
-        if step == 1:
-            raise KeyboardInterrupt
-        return values
-
-    with pytest.raises(KeyboardInterrupt):
-        paint(pipe, {**call, "prompt": "a blue square", "callback_on_step_end": stop})
+    interrupt(pipe, call)
     assert torch.equal(paint(other, call), expected)
 
 
