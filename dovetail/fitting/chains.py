@@ -6,9 +6,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ..compiler.devices.device import Device
 from ..compiler.ir.program import Block, Program
 from ..compiler.ir.weight import Weight
-from ..passes.fit.chain import REST, Chain, Part, chain_of
+from ..passes.fit.chain import CARD, REST, Chain, Part, chain_of
 from ..passes.fit.workload import joined
 from ..passes.infra.manager import PassManager
 from ..passes.placement.blocks import FindBlocks
@@ -22,9 +23,9 @@ COUNTS = (2, 4, 8)
 """In so many chunks wide parts are tried where nothing fits."""
 
 
-def chain_of_trace(traced: Program, chunks: int = 1) -> Chain:
+def chain_of_trace(traced: Program, chunks: int = 1, device: Device = CARD) -> Chain:
     """The chain of a program as it was traced, which stays as it is, with its wide parts in so many chunks."""
-    return chain_of(prepared(traced, chunks))
+    return chain_of(prepared(traced, chunks), device)
 
 
 def prepared(traced: Program, chunks: int = 1) -> Program:
@@ -33,14 +34,15 @@ def prepared(traced: Program, chunks: int = 1) -> Program:
     return PassManager(steps).run(traced.copy())
 
 
-def joined_chain(calls: Sequence[tuple[Program, float]], chunks: int = 1) -> tuple[Chain, float]:
+def joined_chain(calls: Sequence[tuple[Program, float]], chunks: int = 1, device: Device = CARD) -> tuple[Chain, float]:
     """The chain of a component and how often it is called, as `joined` has them.
 
     Args:
         calls: its programs as they were traced, each with how often it is called.
         chunks: in so many of them wide parts are computed.
+        device: whose kernels compute.
     """
-    return joined([(chain_of_trace(program, chunks), times) for program, times in calls])
+    return joined([(chain_of_trace(program, chunks, device), times) for program, times in calls])
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,11 @@ class CallOfPart:
 
 
 def chain_by_parts(
-    name: str, weights: Mapping[str, Weight], calls: Sequence[CallOfPart], own: Mapping[OpCost, float]
+    name: str,
+    weights: Mapping[str, Weight],
+    calls: Sequence[CallOfPart],
+    own: Mapping[OpCost, float],
+    device: Device = CARD,
 ) -> tuple[Chain, float]:
     """The chain of a component that runs by its parts, and how often it is called: one block for each unit of weights.
 
@@ -64,7 +70,7 @@ def chain_by_parts(
     times = max(call.times for call in calls)
     found: dict[str, list[tuple[Part, float]]] = defaultdict(list)
     for call in calls:
-        chain = _chain_in(units, call)
+        chain = _chain_in(units, call, device)
         for part in (chain.rest, *chain.parts):
             found[part.name].append((part, call.times / times))
     nbytes = {unit.name: sum(weights[one].nbytes for one in unit.weights) for unit in units}
@@ -77,14 +83,14 @@ def chain_by_parts(
 _REST = str(REST)
 
 
-def _chain_in(units: Sequence[Block], call: CallOfPart) -> Chain:
+def _chain_in(units: Sequence[Block], call: CallOfPart, device: Device) -> Chain:
     """The chain of the program of a part, in which a block is what lies within a unit of the component."""
     program = PassManager((Simplify(), Quantize())).run(call.traced.copy())
     prefix = f"{call.path}." if call.path else ""
     own = {f"{prefix}{one}": one for one in program.weights}
     inside = ((unit, tuple(own[one] for one in unit.weights if one in own)) for unit in units)
     program.blocks = tuple(Block(unit.name, names) for unit, names in inside if names)
-    chain = chain_of(program)
+    chain = chain_of(program, device)
     return replace(chain, rest=replace(chain.rest, name=_REST))
 
 

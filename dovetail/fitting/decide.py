@@ -29,7 +29,7 @@ from ..passes.fit.machine import Kind, Machine
 from ..passes.fit.options import Option
 from ..passes.fit.plan import Plan, plan_of
 from ..passes.fit.search import Solution, search
-from ..passes.fit.workload import TRIES, Budgets, Load, Over, excess_of, foreseeing, taken_off
+from ..passes.fit.workload import TRIES, Asked, Budgets, Load, Over, excess_of, foreseeing, taken_off
 from ..passes.simulate.cost import OpCost
 from ..passes.states.modes import picture_count
 from ..runtime.devices.card_speeds import measured_cards
@@ -83,10 +83,11 @@ def loads_of(members: Mapping[str, Member], calls: Sequence[TracedCall], request
     largest = max(encoders, key=lambda name: members[name].nbytes, default="")
     for name, member in sorted(members.items(), key=lambda item: _order(item[1].phase)):
         asked = asked_of(request, name, member.role)
+        device = first_device(asked, request.rig)
         if member.weights and traces[name]:
-            chain, times = chain_by_parts(name, member.weights, of_parts[name], member.own)
+            chain, times = chain_by_parts(name, member.weights, of_parts[name], member.own, device)
         else:
-            chain, times = joined_chain(traces[name], asked.chunks) if traces[name] else (_uncalled(name), 0.0)
+            chain, times = joined_chain(traces[name], asked.chunks, device) if traces[name] else (_uncalled(name), 0.0)
         if member.role == "te" and name != largest and name not in dict(request.backend.named):
             asked = replace(asked.by_layers, devices=asked.devices[:1], shares=())  # as `share_out` has it
         work = None
@@ -101,6 +102,11 @@ def loads_of(members: Mapping[str, Member], calls: Sequence[TracedCall], request
         )  # fmt: skip
         loads.append(replace(load, work=work) if work else load)
     return loads
+
+
+def first_device(asked: Asked, rig: Rig) -> Device:
+    """The device with whose kernels a component's values count: the first that was asked for, or that there is."""
+    return (*asked.devices, *rig.devices, rig.host)[0]
 
 
 def _order(phase: str) -> int:

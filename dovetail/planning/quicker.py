@@ -58,7 +58,8 @@ def is_quicker(decision: Decision, names: Iterable[str], calls: Sequence[TracedC
     tiled = {name: [(call.program, call.times) for call in calls if call.component == name] for name in names}
     if not all(tiled.values()):  # a dry run that ended before they were called
         return False
-    tiles = {name: joined_chain(of) for name, of in tiled.items()}
+    on = {load.name: (*load.asked.devices, *decision.machine.devices)[0] for load in decision.loads}
+    tiles = {name: joined_chain(of, device=on[name]) for name, of in tiled.items()}
     loads = [
         replace(load, tiles=tiles[load.name], asked=replace(load.asked, tiled=True)) if load.name in tiles else load
         for load in decision.loads

@@ -13,6 +13,7 @@ from itertools import accumulate
 
 from torch.fx import Node
 
+from ...compiler.devices.device import Device
 from ...compiler.devices.rig import Rig
 from ...compiler.devices.speeds import Speed
 from ...compiler.ir.program import Program, tensors_of, weight_name
@@ -26,7 +27,8 @@ from ..simulate.cost import OpCost, cost_of
 REST = -1
 Work = tuple[tuple[OpCost, float], ...]
 _ANY = Rig.of(cpu=1)
-_ACCELERATOR = Rig.of(cuda0=1)
+CARD = Device("cuda", 0)
+"""The device whose kernels count where none is named."""
 """A device whose kernels take nothing beside operands and results, as far as is known."""
 
 
@@ -115,8 +117,11 @@ def _joined(parts: Sequence[Part]) -> Part:
     )
 
 
-def chain_of(program: Program) -> Chain:
-    """The chain of a program whose blocks were found, wherever its weights are; a few passes over its nodes."""
+def chain_of(program: Program, device: Device = CARD) -> Chain:
+    """The chain of a program whose blocks were found, wherever its weights are; a few passes over its nodes.
+
+    Values count with what kernels of the device take beside them, which differs by kind.
+    """
     program = replace(program, home={}, rig=program.rig if program.devices else _ANY)
     of_block = {name: index for index, block in enumerate(program.blocks) for name in block.weights}
     block = blocks_of_nodes(program, of_block)
@@ -129,7 +134,8 @@ def chain_of(program: Program) -> Chain:
     weights: Counter[int] = Counter()
     for weight in program.weights.values():
         weights[of_block.get(weight.name, REST)] += weight.nbytes
-    boundary, finest, live = _boundaries(program, block, count), _finest(program, block), _live(program, of_block)
+    boundary, finest = _boundaries(program, block, count), _finest(program, block)
+    live = _live(program, of_block, device)
 
     def part(index: int, name: str) -> Part:
         nbytes = weights[index]
@@ -139,12 +145,12 @@ def chain_of(program: Program) -> Chain:
     return Chain(program.name, part(REST, "outside blocks"), parts)
 
 
-def _live(program: Program, of_block: Mapping[str, int]) -> Counter[int]:
-    """For each block, and for the rest, the bytes of values alive at most on one device that has the whole program.
+def _live(program: Program, of_block: Mapping[str, int], device: Device) -> Counter[int]:
+    """For each block, and for the rest, the bytes of values alive at most on a device that has the whole program.
 
     As lowering has it there: with memory that is shared, and in the order in which least is alive.
     """
-    whole = replace(program, rig=_ACCELERATOR)
+    whole = replace(program, rig=Rig.of(**{str(device): 1}))
     copy = arranged(replace(whole, home=dict.fromkeys(program.weights, whole.main)))
     block, counted = blocks_of_nodes(replace(copy, home={}), of_block), Count(copy, copy.places())
     alive = counted.values.get(copy.main, [0])

@@ -42,7 +42,8 @@ def test_a_decoder_that_is_split_in_space_is_the_whole_on_less_memory(name: str,
     gathered = [source_of(one).target for one in program.transfers()]
     norms = sum(one.target is GROUP_NORM_BY for one in program.ops())
     assert gathered.count(GROUP_STATISTICS) <= norms == sum(one.target is GROUP_STATISTICS for one in program.ops())
-    assert TERMS not in gathered
+    terms = [source_of(one) for one in program.transfers() if source_of(one).target is TERMS]
+    assert {one.args[0].target for one in terms} <= {torch.ops.aten.matmul.default}  # as of linear attention; no norm's
     found = run(module, call, program)
     for mine, theirs in zip(found.yielded, eager, strict=True):
         assert torch.allclose(mine, theirs, rtol=0, atol=NEAR * max(1.0, theirs.abs().max().item()))

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from dovetail.compiler.devices.device import Device
 from dovetail.compiler.devices.speeds import Speed
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
@@ -52,6 +53,14 @@ def traced(module: nn.Module, x: torch.Tensor) -> Program:
 
 def model_chain() -> Chain:
     return chain_of(traced(Model(), torch.ones(1, 3, 8, 8)))
+
+
+@pytest.mark.parametrize("name", ["cpu", "sim0", "cuda0"])
+def test_values_of_a_chain_count_with_what_kernels_of_its_device_take(name: str) -> None:
+    """A convolution on a card copies what it reads and makes; on the host that would refuse what fits."""
+    program = traced(nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.ReLU()), torch.ones(1, 4, 6, 6))
+    made, copied = 4 * 8 * 36, 4 * (4 * 36 + 8 * 4 * 9 + 8 * 36)
+    assert chain_of(program, Device.named(name)).live == made + 4 * 4 * 36 + (copied if name == "cuda0" else 0)
 
 
 def test_flops_are_those_that_pytorch_counts() -> None:
