@@ -66,18 +66,26 @@ class AskedOfPicture(Asked):
 def routes(served: Served) -> APIRouter:
     """The routes of a server."""
     router, name = APIRouter(prefix="/sdapi/v1", route_class=Route), served.settings.model
+    mine: set[Ticket] = set()
 
     @router.post("/txt2img")
     async def from_text(request: Request) -> Response:
-        return await _answer(served, request, await read(request, Asked))
+        return await _answer(served, request, await read(request, Asked), mine)
 
     @router.post("/img2img")
     async def from_picture(request: Request) -> Response:
-        return await _answer(served, request, await read(request, AskedOfPicture))
+        return await _answer(served, request, await read(request, AskedOfPicture), mine)
 
     @router.get("/progress")
     async def progress(skip_current_image: bool = False) -> JSONResponse:
         return JSONResponse(_progress(served, with_picture=not skip_current_image))
+
+    @router.post("/interrupt")
+    async def interrupt() -> JSONResponse:
+        running = (one for one in served.queue.tickets() if one in mine and one.state == RUNNING)
+        if (ticket := next(running, None)) is not None:
+            served.queue.leave(ticket)
+        return JSONResponse({})
 
     @router.get("/options")
     async def options() -> JSONResponse:
@@ -115,8 +123,16 @@ class Options(Body):
     sd_model_checkpoint: str | None = None
 
 
-async def _answer(served: Served, request: Request, asked: Asked) -> Response:
-    ticket = await served.painted(request, asked.job(served), Form(), previews=True)
+async def _answer(served: Served, request: Request, asked: Asked, mine: set[Ticket]) -> Response:
+    """The pictures of a request, whose ticket is among ``mine`` meanwhile; none where that was interrupted."""
+    ticket = served.queue.submit(served.job(asked.job(served)), Form(), previews=True)
+    mine.add(ticket)
+    try:
+        await served.awaited(request, ticket)
+    finally:
+        mine.remove(ticket)
+    if ticket.error is not None:
+        raise ticket.error
     given = asked.model_dump(exclude={"init_images", "mask"})
     return JSONResponse(
         {"images": list(map(inline, ticket.files)), "parameters": given, "info": json.dumps(_info(served, ticket))},

@@ -64,13 +64,16 @@ class Served:
 
         Raises what the job failed with, and GoneError where nobody is there to be answered.
         """
-        ticket = self.queue.submit(self.job(job), form, previews=previews)
+        return done(await self.awaited(request, self.queue.submit(self.job(job), form, previews=previews)))
+
+    async def awaited(self, request: Request, ticket: Ticket) -> Ticket:
+        """A ticket once its job is over, or was left since the client hung up."""
         try:
             await first_of(ticket.over, lambda: hung_up(request))
         finally:
             if not ticket.is_over:
                 self.queue.leave(ticket)
-        return done(ticket)
+        return ticket
 
 
 def done(ticket: Ticket) -> Ticket:

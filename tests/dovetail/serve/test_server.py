@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import httpx2
@@ -57,6 +58,26 @@ def test_a_client_that_hangs_up_ends_its_job_within_a_step(path: str) -> None:
         assert (ticket.state, brush.painted) == ("gone", [])
         brush.gate = None
         assert httpx2.post(f"{address}{path}", json={"prompt": "a"}, timeout=10).status_code == 200
+
+
+def test_an_interrupt_ends_the_job_of_its_routes_alone_which_is_answered_without_pictures() -> None:
+    brush = Brush(gate=threading.Semaphore(0))
+    served = served_by([brush])
+    assert brush.gate is not None
+    with running(served) as address, ThreadPoolExecutor(2) as pool:
+
+        def begun(path: str, **asked: object) -> Future[httpx2.Response]:
+            answer = pool.submit(httpx2.post, f"{address}{path}", json=asked, timeout=10)
+            wait(lambda: any(one.state == "running" for one in served.queue.tickets()))
+            assert httpx2.post(f"{address}/sdapi/v1/interrupt").json() == {}
+            brush.gate.release(brush.steps + 1)
+            return answer
+
+        assert len(begun("/v1/images/generations", prompt="a").result().json()["data"]) == 1
+        wait(lambda: not served.queue.tickets())
+        answer = begun("/sdapi/v1/txt2img", prompt="b", seed=3).result().json()
+    assert (answer["images"], json.loads(answer["info"])["all_seeds"]) == ([], [3])
+    assert [one.prompt for one in brush.painted] == ["a"]
 
 
 def test_a_full_queue_says_when_to_come_again() -> None:
