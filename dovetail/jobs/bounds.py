@@ -29,9 +29,8 @@ class Bounds:
         """Raises UsageError for a job that asks for more, or for what there is not."""
         self._check_size(job)
         self._check_texts(job)
-        for name, value, most in (("steps", job.steps, self.steps), ("count", job.count, self.count)):
-            if value is not None and not 1 <= value <= most:
-                raise UsageError(f"{name} is {_short(value)}, and may be 1 to {most}")
+        _check_within("steps", job.steps, self.steps)
+        self.check_count("count", job.count)
         if not 0 <= job.seed <= _SEEDS - job.count:
             raise UsageError(f"seed is {_short(job.seed)}, and may be 0 to {_SEEDS - job.count}")
         for name, number, most in (("guidance", job.guidance, 1000), ("cfg_scale", job.cfg_scale, 1000)):
@@ -41,10 +40,13 @@ class Bounds:
             raise UsageError(f"strength is {job.strength:g}, and may be 0 to 1")
         self._check_pictures(job)
 
+    def check_count(self, name: str, count: int | None) -> None:
+        """Raises UsageError for a number of pictures that is none or too large, which a client knows by a name."""
+        _check_within(name, count, self.count)
+
     def _check_size(self, job: Job) -> None:
         for name, value in (("width", job.width), ("height", job.height)):
-            if value is not None and not 1 <= value <= self.side:
-                raise UsageError(f"{name} is {_short(value)}, and may be 1 to {self.side}")
+            _check_within(name, value, self.side)
         if job.width and job.height and job.width * job.height > self.pixels:
             raise UsageError(f"{job.width} x {job.height} has more than {self.pixels} pixels: ask for a smaller size")
 
@@ -66,6 +68,11 @@ class Bounds:
         for name, data in (("image", job.image), ("mask", job.mask)):
             if data is not None and len(data) > self.bytes:
                 raise UsageError(f"{name} has {len(data)} bytes, and may have {self.bytes}")
+
+
+def _check_within(name: str, value: int | None, most: int) -> None:
+    if value is not None and not 1 <= value <= most:
+        raise UsageError(f"{name} is {_short(value)}, and may be 1 to {most}")
 
 
 def _short(number: int) -> str:

@@ -102,6 +102,7 @@ def routes(served: Served) -> APIRouter:
 
 async def _answer(served: Served, request: Request, asked: Asked, image: bytes | None, mask: bytes | None) -> Response:
     _check_model(asked.model, served.settings.model)
+    served.settings.bounds.check_count("n", asked.n)
     if asked.background == "transparent":
         raise UsageError("background is transparent: pictures are painted whole, leave it out")
     job = asked.job(image, mask)

@@ -11,8 +11,8 @@ A1111 = "/sdapi/"
 
 _KINDS = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
-    408: "timeout_error", 413: "invalid_request_error", 415: "invalid_request_error", 422: "does_not_fit",
-    429: "rate_limit_error", 503: "service_unavailable",
+    405: "invalid_request_error", 408: "timeout_error", 413: "invalid_request_error", 415: "invalid_request_error",
+    422: "does_not_fit", 429: "rate_limit_error", 503: "service_unavailable",
 }  # fmt: skip
 
 

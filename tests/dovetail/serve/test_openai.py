@@ -97,8 +97,8 @@ def test_the_models_are_this_one(client: openai.OpenAI) -> None:
         ({"size": "256x256"}, openai.UnprocessableEntityError, "needs 9 GiB on sim0: --max-vram 10"),
         ({"size": "999x16"}, openai.BadRequestError, "width is 999, and may be 1 to 256"),
         ({"size": "big"}, openai.BadRequestError, "size is no size"),
-        ({"n": 5}, openai.BadRequestError, "count is 5, and may be 1 to 4"),
-        ({"n": 0}, openai.BadRequestError, "count is 0"),
+        ({"n": 5}, openai.BadRequestError, "n is 5, and may be 1 to 4"),
+        ({"n": 0}, openai.BadRequestError, "n is 0"),
         ({"model": "sdxl"}, openai.NotFoundError, "there is no model 'sdxl': this server has demo"),
         ({"extra_body": {"loras": {"red": 1}}}, openai.BadRequestError, "no LoRA is called 'red': there are blue"),
         ({"extra_body": {"seed": "x"}}, openai.BadRequestError, "seed has to be a whole number, and is a text"),
@@ -116,3 +116,10 @@ def test_what_cannot_be_is_an_error_of_the_client_with_our_words(
 def test_another_key_is_refused(client: openai.OpenAI) -> None:
     with pytest.raises(openai.AuthenticationError):
         client.with_options(api_key="another key").models.list()
+
+
+@pytest.mark.parametrize("path", ["/images/generations", "/images/edits"])
+def test_a_method_that_a_route_does_not_take_is_the_clients_error(client: openai.OpenAI, path: str) -> None:
+    with pytest.raises(openai.APIStatusError) as told:
+        client.get(path, cast_to=object)
+    assert (told.value.status_code, told.value.type) == (405, "invalid_request_error")
