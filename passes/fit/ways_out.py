@@ -31,7 +31,7 @@ TYPES = ("Q8_0", "Q4_K")
 
 _PLACEMENTS = (
     "other devices", "weights kept elsewhere", "decoding in tiles",
-    "devices and places of weights left to dovetail",
+    "other devices, and weights kept elsewhere",
 )  # fmt: skip
 CHUNKS = "wide parts in chunks"
 WORST = 5
@@ -364,7 +364,7 @@ def _kind_of(out: WayOut) -> str:
     free = [load.name for load in out.loads if not load.asked.devices and load.asked.residency is None]
     what, layers = out.what, "".join(_unsplit(out.by_layers))
     if what == _PLACEMENTS[-1] and len(free) < len(out.loads):
-        what = what.replace("weights left", f"weights of {' and '.join(free)} left")
+        what += f", for {' and '.join(free)}"
     return f"{what}{layers}"
 
 

@@ -261,7 +261,7 @@ def test_what_is_left_to_dovetail_is_named_where_it_is_not_all(others: bool) -> 
     asked = Asked((SLOW,), Residency.DEVICE)
     loads = [replace(one, asked=asked if others or one.name == "diffusion" else Asked()) for one in pipeline()]
     said = [said_of(out) for out in ways_out(loads, machine(), budgets(150, 150, 2000))]
-    start = f"devices and places of weights {'of diffusion ' if others else ''}left to dovetail ("
+    start = f"other devices, and weights kept elsewhere{', for diffusion' if others else ''} ("
     assert sum(one.startswith(start) for one in said) == 1, said
 
 
