@@ -20,7 +20,7 @@ import torch
 from torch.fx import Node
 
 from ..compiler.devices.device import Device
-from ..compiler.ir.program import Program, tensors_of, weight_name
+from ..compiler.ir.program import Program, weight_name
 from ..compiler.ir.schedule import (
     Allocate,
     Await,
@@ -35,7 +35,7 @@ from ..compiler.ir.schedule import (
     Schedule,
     ValueRef,
 )
-from ..compiler.ir.split import is_late, landings_of, source_of, type_on, zeros_on
+from ..compiler.ir.split import own_part, type_on, zeros_on
 from ..compiler.ir.value import TensorType, flat, stride_of_part
 from ..compiler.ir.weight import Weight
 from ..compiler.states.parts import members, pieces, slot_bytes
@@ -294,20 +294,17 @@ class Executor:
         return steps.allocate(slot, sizes, found.dtype, device.torch, zeros=zeros)
 
     def _stride_of_sent(self, value: ValueRef, device: Device, kind: TensorType) -> Callable[[Values], Sequence[int]]:
-        """The strides of memory in which parts land: those of the part that the device has itself, if it has one.
-
-        Strides of a trace are a guess about kernels, and kernels that follow may round otherwise for other strides.
-        """
+        """The strides of memory in which parts land: those of the part that the device has itself, if it has one."""
 
         @cache
         def strides(sizes: tuple[int, ...], like: tuple[int, ...]) -> list[int]:
             return [step for step in stride_of_part(kind, sizes, like) if isinstance(step, int)]
 
-        traced, sent = [step for step in kind.stride if isinstance(step, int)], source_of(value.node)
-        part = self._slots.values.get((ValueRef(sent), device))
-        has_own = is_late(self._program, value.node) and bool(landings_of(value.node, device, device))
-        if part is None or not has_own or 0 in tensors_of(sent)[0].stride:
+        traced = [step for step in kind.stride if isinstance(step, int)]
+        own = own_part(self._program, value.node, device)
+        if own is None:
             return lambda values: traced
+        part = self._slots.values[ValueRef(own), device]
         return lambda values: strides(tuple(values[part].shape), values[part].stride())
 
     def _copy_step(self, copy: Copy) -> Step:

@@ -14,7 +14,7 @@ from torch.fx import Node
 from ..devices.device import Device
 from .boxes import Box, Landing, landings, zeros
 from .ops import RESHARD
-from .program import MOVING, Program, placement_of, state_of, value_of
+from .program import MOVING, Program, placement_of, state_of, tensors_of, value_of
 from .state import PARTIAL, Halo, Parted, State, States
 from .value import TensorType, Value, dense_stride, filled_stride, flat, ordered_stride
 
@@ -145,6 +145,16 @@ def is_late(program: Program, made: Node) -> bool:
     if placement_of(made).group != (program.main,):
         return True
     return program.is_grouped and not program.is_sliced and all(one.op == "output" for one in made.users)
+
+
+def own_part(program: Program, transfer: Node, device: Device) -> Node | None:
+    """The value of which a device has a part that says in which strides it sets memory aside for the whole, if any.
+
+    The strides of a trace are a guess about kernels, and kernels that follow may round otherwise for other strides.
+    """
+    sent = source_of(transfer)
+    has_own = is_late(program, transfer) and bool(landings_of(transfer, device, device))
+    return sent if has_own and 0 not in tensors_of(sent)[0].stride else None
 
 
 def landings_of(transfer: Node, source: Device, target: Device) -> tuple[Landing, ...]:

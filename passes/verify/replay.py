@@ -30,7 +30,7 @@ from ...compiler.ir.schedule import (
     ValueRef,
     resting_place,
 )
-from ...compiler.ir.split import assembles, lying_on, rounds
+from ...compiler.ir.split import assembles, lying_on, own_part, rounds
 from ...compiler.states.parts import members, senders, weight_on
 from .replay_parts import GatheredParts
 from .replay_weights import Broken, LoadedWeights
@@ -153,6 +153,8 @@ class _Machine:
             yield "land", f"{self.name(key)} is there already"
         if like is not None:
             yield from self.use((like, self.snapshot.place(members(self.snapshot.program, like.node)[0])))
+        elif assembles(value.node) and (own := own_part(self.snapshot.program, value.node, device)):
+            yield from self.read((ValueRef(own), self.snapshot.place(device)))
         yield from self.parts.allocate(value, device, like)
         self.arrived[key] = True
 

@@ -36,7 +36,7 @@ from dovetail.compiler.ir.boxes import Box, Landing
 from dovetail.compiler.ir.ops import GROUP_STATISTICS, TERMS
 from dovetail.compiler.ir.program import Program, placement_of, state_of, tensors_of
 from dovetail.compiler.ir.schedule import Allocate, Await, Copy, Free, Output, Schedule, ValueRef
-from dovetail.compiler.ir.split import assembles, is_shared, source_of
+from dovetail.compiler.ir.split import assembles, is_shared, own_part, source_of
 from dovetail.compiler.ir.state import Halo, Split
 from dovetail.compiler.states.strategy import name_of
 
@@ -153,6 +153,16 @@ def set_aside_late(program: Program) -> Broken:
     assert program.schedule is not None
     for one in some(one for one in program.schedule if isinstance(one, Allocate)):
         yield str(one), put_off(program, one)
+
+
+def set_aside_early(program: Program) -> Broken:
+    """Before a device has the part of its own, whose strides the memory is to have."""
+    assert program.schedule is not None
+    waiting = (one for one in program.schedule if isinstance(one, Allocate) and one.like is None)
+    own = [one for one in waiting if own_part(program, one.value.node, one.device)]
+    for one in some(own) if own else []:
+        first, *others = every(program.schedule, lambda each, one=one: None if each is one else each)  # type: ignore[misc]
+        yield str(one), scheduled(program, Schedule((first, one, *others)))
 
 
 def set_aside_elsewhere(program: Program) -> Broken:
@@ -295,8 +305,8 @@ def zeros_in_place_of_rows(program: Program) -> Broken:
 
 WAYS = (
     from_the_wrong_member, to_the_wrong_member, another_box, fewer_bytes, a_box_left_out, sent_twice, awaited_late,
-    sent_late, set_aside_late, set_aside_elsewhere, set_aside_like_another, freed_early, heads_torn, a_member_added,
-    of_another_size, terms_in_another_order, a_term_twice, zeros_in_place_of_rows,
+    sent_late, set_aside_late, set_aside_early, set_aside_elsewhere, set_aside_like_another, freed_early, heads_torn,
+    a_member_added, of_another_size, terms_in_another_order, a_term_twice, zeros_in_place_of_rows,
 )  # fmt: skip
 
 
