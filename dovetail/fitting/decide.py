@@ -83,7 +83,7 @@ def loads_of(members: Mapping[str, Member], calls: Sequence[TracedCall], request
     largest = max(encoders, key=lambda name: members[name].nbytes, default="")
     for name, member in sorted(members.items(), key=lambda item: _order(item[1].phase)):
         asked = asked_of(request, name, member.role)
-        device = first_device(asked, request.rig)
+        device = first_device(asked, (*request.rig.devices, request.rig.host))
         if member.weights and traces[name]:
             chain, times = chain_by_parts(name, member.weights, of_parts[name], member.own, device)
         else:
@@ -104,9 +104,9 @@ def loads_of(members: Mapping[str, Member], calls: Sequence[TracedCall], request
     return loads
 
 
-def first_device(asked: Asked, rig: Rig) -> Device:
+def first_device(asked: Asked, devices: Sequence[Device]) -> Device:
     """The device with whose kernels a component's values count: the first that was asked for, or that there is."""
-    return (*asked.devices, *rig.devices, rig.host)[0]
+    return (*asked.devices, *devices)[0]
 
 
 def _order(phase: str) -> int:

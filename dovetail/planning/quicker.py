@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..fitting.chains import joined_chain
-from ..fitting.decide import Decision, TracedCall
+from ..fitting.decide import Decision, TracedCall, first_device
 from ..passes.fit.search import search
 from .tiling import Tile
 
@@ -58,7 +58,7 @@ def is_quicker(decision: Decision, names: Iterable[str], calls: Sequence[TracedC
     tiled = {name: [(call.program, call.times) for call in calls if call.component == name] for name in names}
     if not all(tiled.values()):  # a dry run that ended before they were called
         return False
-    on = {load.name: (*load.asked.devices, *decision.machine.devices)[0] for load in decision.loads}
+    on = {load.name: first_device(load.asked, decision.machine.devices) for load in decision.loads}
     tiles = {name: joined_chain(of, device=on[name]) for name, of in tiled.items()}
     loads = [
         replace(load, tiles=tiles[load.name], asked=replace(load.asked, tiled=True)) if load.name in tiles else load

@@ -29,7 +29,6 @@ Work = tuple[tuple[OpCost, float], ...]
 _ANY = Rig.of(cpu=1)
 CARD = Device("cuda", 0)
 """The device whose kernels count where none is named."""
-"""A device whose kernels take nothing beside operands and results, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True)

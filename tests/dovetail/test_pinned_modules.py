@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import logging
 import threading
 import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,19 @@ def compiled_of(module: nn.Module, **options: Any) -> dovetail.CompiledModule:
 
 def all_pinned(module: nn.Module) -> bool:
     return all(map(is_pinned, module.parameters()))
+
+
+@contextlib.contextmanager
+def beside(run: Callable[[threading.Event], object], name: str = "beside") -> Iterator[None]:
+    """A thread that runs something until it is over."""
+    over = threading.Event()
+    thread = threading.Thread(target=run, args=(over,), name=name)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def test_parameters_are_pinned_after_the_first_call_and_nothing_else_is_changed() -> None:
@@ -162,17 +177,10 @@ def test_beside_another_thread_nothing_moves_which_is_said_once_with_the_ways_ou
     module, x = nn.Linear(1024, 512).eval().requires_grad_(False), torch.ones(1, 1024)
     expected = module(x)
     compiled = dovetail.compile(module, (x,), backend="sim0", params_backend="cpu")
-    over = threading.Event()
-    thread = threading.Thread(target=over.wait, name="mine\nnot")
-    thread.start()
-    try:
-        with caplog.at_level(logging.WARNING):
-            for _ in range(2):
-                assert torch.equal(compiled(x), expected)
-                compiled.unload()
-    finally:
-        over.set()
-        thread.join()
+    with beside(threading.Event.wait, "mine\nnot"), caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert torch.equal(compiled(x), expected)
+            compiled.unload()
     assert not all_pinned(module)
     (said,) = [one.getMessage() for one in caplog.records if "not pinned" in one.getMessage()]
     assert "mine\\nnot" in said
@@ -256,20 +264,15 @@ def test_a_thread_that_runs_the_module_by_itself_meanwhile_gets_its_bits() -> No
     module = Tower(40).eval().requires_grad_(False)
     expected = module(X)
     compiled = compiled_of(module)
-    over, wrong = threading.Event(), []
+    wrong: list[int] = []
 
-    def run() -> None:
+    def run(over: threading.Event) -> None:
         while not over.is_set():
             if not torch.equal(module(X), expected):
                 wrong.append(1)
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
+    with beside(run):
         for _ in range(3):
             assert torch.equal(compiled(X), expected)
             compiled.unload()
-    finally:
-        over.set()
-        thread.join()
     assert not wrong

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from typing import Any
@@ -12,10 +13,10 @@ from starlette.responses import JSONResponse, Response
 
 from ...compiler.errors import UsageError
 from ...jobs.job import Job
-from ..work.ticket import RUNNING, WAITING, Form, Ticket
+from ..work.ticket import RUNNING, WAITING, Form, GoneError, Ticket
 from .pictures import decoded, inline
 from .problems import Route
-from .served import Body, Served, any_seed, read
+from .served import Body, Served, any_seed, done, read
 
 
 class Asked(Body):
@@ -128,11 +129,10 @@ async def _answer(served: Served, request: Request, asked: Asked, mine: set[Tick
     ticket = served.queue.submit(served.job(asked.job(served)), Form(), previews=True)
     mine.add(ticket)
     try:
-        await served.awaited(request, ticket)
+        with contextlib.suppress(GoneError):
+            done(await served.awaited(request, ticket))
     finally:
         mine.remove(ticket)
-    if ticket.error is not None:
-        raise ticket.error
     given = asked.model_dump(exclude={"init_images", "mask"})
     return JSONResponse(
         {"images": list(map(inline, ticket.files)), "parameters": given, "info": json.dumps(_info(served, ticket))},
