@@ -82,21 +82,40 @@ def imported(words: list[str]) -> set[str]:
     return set(result.stderr.split())
 
 
-@pytest.mark.parametrize("loaded", [True, False])
-def test_nothing_is_reported_after_the_end_of_a_command_that_loaded_triton(loaded: bool) -> None:
-    code = (
-        "import ctypes, sys, types\n"
-        "libc = ctypes.CDLL(None)\n"
-        "ctypes.pythonapi.Py_AtExit(libc.malloc_stats)\n"  # writes to stderr
-        f"if {loaded}: sys.modules['triton._C.libtriton'] = types.ModuleType('libtriton')\n"
-        "sys.argv = ['dovetail', '--version']\n"
-        "from dovetail.cli import main\n"
-        "main()\n"
+def test_a_process_ends_with_the_code_of_its_command_once_all_is_written() -> None:
+    for words, code in (["--version"], 0), (["passes", "--no-such"], 2):
+        ended = ended_after(f"sys.argv = ['dovetail', *{words}]; main()")
+        assert ended.returncode == code
+        assert ended.stdout.startswith("dovetail " if code == 0 else "noted")
+        assert ended.stdout.endswith("noted\n")
+        assert ("no such option" in ended.stderr.lower()) is (code == 2)
+        assert "taken apart" not in ended.stderr
+
+
+def test_a_process_that_fails_behind_its_command_ends_as_python_ends_it() -> None:
+    ended = ended_after("1 / 0")
+    assert ended.returncode == 1
+    assert ended.stdout == "noted\n"
+    assert "ZeroDivisionError" in ended.stderr
+    assert "taken apart" in ended.stderr
+
+
+def ended_after(line: str) -> subprocess.CompletedProcess[str]:
+    """A process whose command is a line; a function of atexit prints "noted", and what is left tells when it goes."""
+    begin = (
+        "import atexit, os, sys\n"
+        "from dovetail.cli import main, run\n"
+        "class Left:\n"
+        "    def __init__(self): self.write = os.write\n"
+        "    def __del__(self): self.write(2, b'taken apart')\n"
+        "left = Left()\n"
+        "def command():\n"
+        "    atexit.register(print, 'noted')\n"
+        f"    {line}\n"
+        "run.__globals__['main'] = command\n"
+        "run()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0
-    assert done.stdout.startswith("dovetail ")
-    assert ("system bytes" in done.stderr) is not loaded
+    return subprocess.run([sys.executable, "-c", begin], capture_output=True, text=True, check=False)
 
 
 def test_devices_are_listed_with_their_memory() -> None:
