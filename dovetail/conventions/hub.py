@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..compiler.errors import UsageError, WeightError
+from .downloads import announced
 
 INDEX = "model_index.json"
 OPTIONS = ("revision", "token", "cache_dir", "local_files_only")
@@ -38,13 +39,13 @@ def pipeline_folder(
     """
     folder = Path(source)
     if not folder.is_dir():
-        folder = _download(cls, os.fspath(source), variant, hub, given, with_files)
+        folder = _without_what_is_replaced(cls, os.fspath(source), variant, hub, given, with_files)
     if not (folder / INDEX).is_file():
         raise UsageError(f"{folder} is no saved pipeline: it has no {INDEX}")
     return folder
 
 
-def _download(
+def _without_what_is_replaced(
     cls: Any,
     name: str,
     variant: str | None,
@@ -54,16 +55,25 @@ def _download(
 ) -> Path:
     _check_name(name)
     replaced = with_files(remote_index(name, hub)) if with_files else ()
-    try:
-        folder = Path(cls.download(name, variant=variant, **hub, **dict.fromkeys([*given, *replaced])))
-    except (OSError, ValueError) as error:
-        raise UsageError(cannot_download(name, error)) from error
+    folder = download(cls, name, variant, {**hub, **dict.fromkeys([*given, *replaced])})
     for part in replaced:
         _fetch(name, f"{part}/config.json", hub)
     return folder
 
 
-def cannot_download(what: str, error: Exception) -> str:
+def download(cls: Any, name: str, variant: str | None, options: Mapping[str, Any]) -> Path:
+    """The folder of a repository that the ``download`` of a pipeline class has fetched; its size is said before.
+
+    Raises UsageError when there is none such or the network fails, DoesNotFitError when the disk has not the room.
+    """
+    try:
+        with announced():
+            return Path(cls.download(name, variant=variant, **options))
+    except (OSError, ValueError) as error:
+        raise UsageError(_cannot_download(name, error)) from error
+
+
+def _cannot_download(what: str, error: Exception) -> str:
     """What is said where the Hub, the network or the name is at fault: the library's first words, and a way out."""
     why = (str(error).strip() or type(error).__name__).splitlines()[0].partition(" (")[0].rstrip(".")
     return f"cannot download {what}: {why}: check its name and the network, or name a folder"
@@ -85,7 +95,7 @@ def configs_of(name: str, hub: Mapping[str, Any]) -> Path:
     try:
         folder = Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns, **given))
     except (OSError, ValueError) as error:
-        raise UsageError(cannot_download(f"the configs of {name}", error)) from error
+        raise UsageError(_cannot_download(f"the configs of {name}", error)) from error
     return folder
 
 
@@ -101,7 +111,7 @@ def _fetch(name: str, file: str, hub: Mapping[str, Any]) -> Path:
     try:
         return Path(huggingface_hub.hf_hub_download(name, file, **{key: hub[key] for key in _OF_FILES if key in hub}))
     except (OSError, ValueError) as error:  # what the library raises for the Hub, the network and names
-        raise UsageError(cannot_download(f"{file} of {name}", error)) from error
+        raise UsageError(_cannot_download(f"{file} of {name}", error)) from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ... import demo
 from ...compiler.checkpoints.names import check_names
 from ...compiler.errors import UsageError, WeightError
 from ...conventions.checked import PATH
-from ...conventions.hub import INDEX, cannot_download, configs_of, read_index, remote_index
+from ...conventions.hub import INDEX, configs_of, download, read_index, remote_index
 from ...conventions.roles import role_for
 from .source import AS_IT_IS, Source
 
@@ -197,11 +197,8 @@ def located(pipeline: Pipeline, *, with_weights: bool = True) -> Pipeline:
         return replace(find_pipeline(folder), source=pipeline.source)
     from diffusers import DiffusionPipeline
 
-    try:
-        folder = DiffusionPipeline.download(pipeline.place, variant=pipeline.variant, **pipeline.source.hub)
-        return replace(find_pipeline(folder), source=pipeline.source)
-    except (OSError, ValueError) as error:
-        raise UsageError(cannot_download(pipeline.place, error)) from error
+    folder = download(DiffusionPipeline, pipeline.place, pipeline.variant, pipeline.source.hub)
+    return replace(find_pipeline(str(folder)), source=pipeline.source)
 
 
 def dtype_of(pipeline: Pipeline, name: str | None = None) -> torch.dtype:
@@ -248,10 +245,14 @@ def _stored_dtypes(file: Path) -> set[torch.dtype]:
 
 
 def quiet_libraries() -> None:
-    """Keeps the progress bars and notices of diffusers and transformers off the terminal."""
+    """Keeps the progress bars and notices of diffusers and transformers off the terminal; those of downloads stay."""
     from diffusers.utils import logging as diffusers_logging
+    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging as transformers_logging
 
+    hidden = are_progress_bars_disabled()
     for library in (diffusers_logging, transformers_logging):
         library.set_verbosity_error()
         library.disable_progress_bar()
+    if not hidden:
+        enable_progress_bars()  # transformers has hidden those of downloads with its own

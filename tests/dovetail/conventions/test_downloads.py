@@ -1,0 +1,72 @@
+"""Downloads by huggingface_hub itself, over HTTP from a port of these tests: what is said, fetched and refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from testbed.hub import Hub, serve
+from testbed.pipelines import tiny_pipelines
+
+GENERATE = ["generate", "a dog", "--model", "owner/sd", "--size", "64", "--steps", "1"]
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    folder = tmp_path_factory.mktemp("hub")
+    tiny_pipelines.sd()[0].save_pretrained(folder)
+    (folder / "unet" / "diffusion_pytorch_model.bin").write_bytes(bytes(2**20))  # of an older format: of no use here
+    with serve("owner/sd", folder) as hub:
+        yield hub
+
+
+def told(hub: Hub, home: Path, words: list[str], before: str = "pass") -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, whose Hub and its cache are these."""
+    code = f"import sys; {before}; sys.argv = ['dovetail', *{words}]; from dovetail.cli import run; run()"
+    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(home)}
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_size_is_said_before_a_download_and_nothing_when_all_is_there(hub: Hub, tmp_path: Path) -> None:
+    hub.asked.clear()
+    first = told(hub, tmp_path, [*GENERATE, "-o", str(tmp_path / "first.png")])
+    assert first.returncode == 0, first.stderr
+    fetched = hub.downloaded()
+    assert any(name.startswith("unet/") for name in fetched)
+    assert not any(name.endswith(".bin") for name in fetched)
+    size = sum(hub.files[name].stat().st_size for name in fetched - {"model_index.json"})
+    assert (
+        f"downloading owner/sd: {size / 2**10:.1f} KiB in {len(fetched - {'model_index.json'})} files" in first.stderr
+    )
+    assert "dry-run" not in first.stderr
+    assert first.stderr.index("downloading owner/sd") < first.stderr.index("Fetching")
+
+    hub.asked.clear()
+    again = told(hub, tmp_path, [*GENERATE, "-o", str(tmp_path / "again.png")])
+    assert again.returncode == 0, again.stderr
+    assert hub.downloaded() <= {"model_index.json"}
+    assert "downloading" not in again.stderr
+    assert (tmp_path / "again.png").read_bytes() == (tmp_path / "first.png").read_bytes()
+
+
+def test_a_download_that_the_disk_has_no_room_for_is_refused_before_it_begins(hub: Hub, tmp_path: Path) -> None:
+    hub.asked.clear()
+    small = "import shutil, types; shutil.disk_usage = lambda path: types.SimpleNamespace(free=2**10)"
+    done = told(hub, tmp_path, [*GENERATE, "-o", str(tmp_path / "out.png")], small)
+    assert done.returncode == 3
+    assert "error: owner/sd takes" in done.stderr
+    assert "has 1.0 KiB free: free some, or name a folder on another disk in HF_HOME" in done.stderr
+    assert hub.downloaded() <= {"model_index.json"}
+    assert not (tmp_path / "out.png").exists()
+
+
+def test_a_repository_that_is_not_there_is_said_in_one_line(hub: Hub, tmp_path: Path) -> None:
+    done = told(hub, tmp_path, ["generate", "a dog", "--model", "owner/none", "-o", str(tmp_path / "out.png")])
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("error: cannot download model_index.json of owner/none: ")
