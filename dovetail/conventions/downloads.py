@@ -59,10 +59,10 @@ def _say(name: str, files: Sequence[Any]) -> None:
 
 def _no_bar() -> type:
     """A progress bar that is none, for a dry run."""
-    from tqdm import tqdm
+    from huggingface_hub.utils.tqdm import tqdm
 
-    class NoBar(tqdm):  # type: ignore[misc,type-arg]
+    class NoBar(tqdm):
         def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **{**options, "disable": True})
+            super().__init__(*args, **{**options, "disable": True})  # type: ignore[no-untyped-call]
 
     return NoBar

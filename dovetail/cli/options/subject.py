@@ -197,8 +197,8 @@ def located(pipeline: Pipeline, *, with_weights: bool = True) -> Pipeline:
         return replace(find_pipeline(folder), source=pipeline.source)
     from diffusers import DiffusionPipeline
 
-    folder = download(DiffusionPipeline, pipeline.place, pipeline.variant, pipeline.source.hub)
-    return replace(find_pipeline(str(folder)), source=pipeline.source)
+    downloaded = download(DiffusionPipeline, pipeline.place, pipeline.variant, pipeline.source.hub)
+    return replace(find_pipeline(str(downloaded)), source=pipeline.source)
 
 
 def dtype_of(pipeline: Pipeline, name: str | None = None) -> torch.dtype:
@@ -247,7 +247,7 @@ def _stored_dtypes(file: Path) -> set[torch.dtype]:
 def quiet_libraries() -> None:
     """Keeps the progress bars and notices of diffusers and transformers off the terminal; those of downloads stay."""
     from diffusers.utils import logging as diffusers_logging
-    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging as transformers_logging
 
     hidden = are_progress_bars_disabled()
