@@ -11,8 +11,9 @@ import sys
 import threading
 import traceback
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -138,14 +139,31 @@ def sims() -> Iterator[None]:
 
 CLEANED: list[object] = []
 """The module whose test ended last with a collection of garbage, until another test runs."""
+_BEGUN: list[object] = []
+"""The module of the last test that began."""
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    """Gives simulated devices that a test before has bounded the memory of the host again."""
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Gives simulated devices the memory of the host again, and at the first test of a module all of it."""
     if ledger := sys.modules.get("dovetail.runtime.sim.ledger"):
         bounded = [index for index, device in ledger._devices.items() if device.capacity != ledger._UNBOUND]
         ledger.set_capacities(dict.fromkeys(bounded, ledger.host_memory()))
+        if item.path not in _BEGUN:
+            _collect_what_holds_memory(ledger._devices.values())
+    _BEGUN[:] = [item.path]
+
+
+def _collect_what_holds_memory(devices: Collection[Any]) -> None:
+    """Collects the garbage of modules before; also what was frozen while it was alive, which no collection sees."""
+    if any(device.in_use for device in devices):
+        gc.collect()
+    if any(device.in_use for device in devices):
+        was_frozen = gc.get_freeze_count() > 0
+        gc.unfreeze()
+        gc.collect()
+        if was_frozen:
+            gc.freeze()
 
 
 def pytest_runtest_call() -> None:
