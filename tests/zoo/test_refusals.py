@@ -36,6 +36,7 @@ def test_a_model_that_looks_at_values_is_refused_with_its_line_and_a_way_out(nam
     assert "\n" not in message
 
 
+@pytest.mark.half
 def test_a_table_that_a_model_computes_and_writes_while_it_is_called_gets_its_values() -> None:
     module = diffusers.CogVideoXTransformer3DModel(**COGVIDEO).eval()
     draw = Draw(torch.float32)

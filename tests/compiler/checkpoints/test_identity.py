@@ -55,6 +55,7 @@ def with_byte(path: Path, at: int) -> None:
         file.write(bytes([before[0] ^ 1]))
 
 
+@pytest.mark.half
 @FRESH
 @given(tensors=dense_weights(), data=st.data())
 def test_equal_copies_are_known_by_the_same_and_every_byte_of_a_small_file_counts(

@@ -46,6 +46,7 @@ CASES = [
 """Pipelines in which a cache leaves something out after so many steps."""
 
 
+@pytest.mark.half
 @pytest.mark.parametrize(("maker", "cache", "steps"), slow_but(CASES[:1], CASES))
 def test_a_cache_computes_what_diffusers_hooks_compute_in_eager(
     maker: Callable[[], Any], cache: str, steps: int
@@ -70,6 +71,7 @@ def ltx() -> tuple[Any, dict[str, Any]]:
     return pipe, {**call, "num_inference_steps": 4}
 
 
+@pytest.mark.half
 @pytest.mark.parametrize(
     ("maker", "cache", "least"),
     slow_but(
@@ -197,6 +199,7 @@ def sharing_all_but_the_vae(pipe: Any) -> Any:
     return type(pipe)(**{**pipe.components, "vae": copy.deepcopy(pipe.vae)})
 
 
+@pytest.mark.half
 def test_a_borrower_of_a_cached_model_begins_anew_and_says_that_it_has_the_cache(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -20,6 +20,7 @@ def run(*options: str) -> Any:
     return CliRunner().invoke(app, ["plan", "--steps", "2", *options])
 
 
+@pytest.mark.half
 def test_a_plan_is_a_table_and_the_line_that_asks_for_it() -> None:
     result = run("--rig", RIG)
     assert result.exit_code == 0, result.output
@@ -139,6 +140,7 @@ def test_what_is_shown_names_the_line_with_all_that_was_typed_besides_the_placem
     assert shown.stdout.splitlines()[-1] == f"dovetail generate 'a cat' --backend cuda0 {' '.join(words)}"
 
 
+@pytest.mark.half
 @pytest.mark.parametrize("budget", ["cuda0=12MiB,cuda1=1MiB"])
 def test_what_does_not_fit_exits_with_3_and_names_a_way_out(budget: str) -> None:
     result = run("--rig", RIG, "--backend", "diffusion=cuda1", "--max-vram", budget)

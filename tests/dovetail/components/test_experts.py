@@ -61,6 +61,7 @@ def test_a_number_on_a_simulated_device_is_written_as_a_number() -> None:
     assert f"expert_{torch.tensor(3).to('sim:0')}" == "expert_3"
 
 
+@pytest.mark.half
 def test_a_mixture_of_experts_is_traced_whole_for_cards_and_for_simulated_devices() -> None:
     case = CASES["MixtralForCausalLM"]
     module, call = case.build(), {**case.call(1, 0), "use_cache": False}

@@ -89,6 +89,7 @@ def test_a_call_that_differs_in_more_than_lengths_is_traced_as_it_is(traces: lis
     assert traces[2:] == [{"x": {1: torch.export.Dim.AUTO}, "mask": {1: torch.export.Dim.AUTO}}]
 
 
+@pytest.mark.half
 def test_a_length_of_one_is_traced_by_itself(traces: list[Any]) -> None:
     module = Encoder().eval()
     expected = [call(module, length) for length in (1, 5, 1)]
@@ -106,6 +107,7 @@ def test_a_model_that_fixes_its_lengths_has_a_program_for_each(traces: list[Any]
     assert [shapes is not None for shapes in traces] == [False, True, False]
 
 
+@pytest.mark.half
 def test_programs_are_kept_in_a_bounded_number_and_forgotten_ones_are_made_again(
     monkeypatch: pytest.MonkeyPatch, traces: list[Any]
 ) -> None:

@@ -125,6 +125,7 @@ def test_a_part_in_the_place_of_one_with_an_adapter_has_none(kind: type[Block]) 
         assert torch.equal(compiled(x), eager(x))
 
 
+@pytest.mark.half
 @pytest.mark.parametrize("kind", [Block, Numpy])
 def test_a_part_that_is_put_back_answers_again(kind: type[Block]) -> None:
     eager, compiled, x = _made(kind, "weights in RAM")

@@ -87,6 +87,7 @@ def test_modules_that_torchao_quantized_run_as_they_are_on_their_devices_and_the
         assert torch.equal(module(X), expected)
 
 
+@pytest.mark.half
 @torch.no_grad()
 def test_modules_that_are_quantized_between_two_calls_run_as_they_are_from_then_on() -> None:
     module = Blocks().eval()

@@ -24,6 +24,7 @@ def pipeline() -> FluxPipeline:
     return load()
 
 
+@pytest.mark.half
 def test_a_handful_of_held_out_captions_come_out_right(pipeline: FluxPipeline) -> None:
     assert wrong(pipeline, 10) == []
 

@@ -101,6 +101,7 @@ def test_the_second_call_searches_nothing() -> None:
     assert pipe.dovetail.decision is first
 
 
+@pytest.mark.half
 def test_what_was_said_of_one_component_is_kept_to() -> None:
     plan = searched("sim0=1GiB,sim1=1GiB,cpu=4GiB", backend="te=sim1", params_backend="te=cpu").decision.plan  # type: ignore[union-attr]
     encoders = [one for one in plan.components if one.role == "te"]

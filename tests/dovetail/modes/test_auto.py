@@ -67,6 +67,7 @@ CASES: list[dict[str, str]] = [
 ]
 
 
+@pytest.mark.half
 @pytest.mark.parametrize("asked", slow_but(CASES[:1], CASES))
 def test_a_mode_is_found_and_its_command_asks_for_the_same(asked: dict[str, str]) -> None:
     rig = {"rig": asked.get("rig", ROOMY)}

@@ -73,6 +73,7 @@ def test_the_command_of_what_was_found_asks_for_the_same(modes: str, rig: str) -
         assert len(program.devices) > 1 or not any(title.partition(".")[0] in one for one in split)
 
 
+@pytest.mark.half
 def test_a_picture_of_what_was_found_is_near_eager() -> None:
     made, call = flux()
     expected = paint(made, call)
@@ -143,6 +144,7 @@ def test_a_module_without_devices(mode: str) -> None:
     assert torch.allclose(compiled(X).cpu(), module(X), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.half
 def test_halves_of_guidance_find_their_devices() -> None:
     pipe, call = sd()
     made, settings = programs(pipe, {"rig": ROOMY, "split_mode": "diffusion=batch"}, call)

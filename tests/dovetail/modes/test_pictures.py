@@ -196,6 +196,7 @@ def test_a_device_with_little_memory_gets_its_weights_as_they_are_read(mode: str
         assert split_mode_of(program) == mode
 
 
+@pytest.mark.half
 @pytest.mark.parametrize("name", slow_but(["sd"], PIPELINES))
 def test_a_picture_is_decoded_in_areas(name: str) -> None:
     made, call = PIPELINES[name]()

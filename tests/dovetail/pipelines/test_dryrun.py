@@ -37,6 +37,7 @@ def dry_pipeline(**request: Any) -> DryPipeline:
     return DryPipeline(pipe, {**REQUEST, **request}, origins=origins)
 
 
+@pytest.mark.half
 def test_what_is_planned_is_what_runs() -> None:
     dry = dry_pipeline()
     dry("a red circle", **CALL)

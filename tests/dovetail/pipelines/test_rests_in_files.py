@@ -45,6 +45,7 @@ def test_the_picture_is_the_same_and_all_that_was_read_leaves(
     assert torch.equal(paint(loaded, call), expected)
 
 
+@pytest.mark.half
 def test_weights_in_no_file_stay_where_they_are() -> None:
     pipe, call = tiny_pipelines.sd()
     expected = paint(pipe, call)

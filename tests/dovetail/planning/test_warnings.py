@@ -53,6 +53,7 @@ def test_a_warning_stands_first_in_text_sentences_and_json(half: Account) -> Non
     assert account.document()["warnings"] == [told]
 
 
+@pytest.mark.half
 def test_a_card_with_bfloat16_or_a_pipeline_without_is_not_warned_of(half: Account) -> None:
     assert not with_speeds(half, NEW).warnings
     single = planned({"backend": "cuda0", "rig": "cuda0=1GiB,cpu=4GiB"}, torch.float32)

@@ -58,6 +58,7 @@ def homes(pipe: Any) -> dict[str, dict[str, str]]:
     }
 
 
+@pytest.mark.half
 def test_a_pipeline_runs_by_plans_without_tracing(folder: Path, plans: Path, traced: list[str]) -> None:
     wanted = dovetail.load_pipeline(folder, BACKEND, tensor_split="3,1")
     picture = painted(wanted)

@@ -277,6 +277,7 @@ def test_the_cache_command_lists_and_removes_packed_weights(cache: Path) -> None
     assert not list((cache / "weights").glob("*.gguf"))
 
 
+@pytest.mark.half
 def test_clearing_the_cache_takes_nothing_from_who_has_loaded(cache: Path) -> None:
     def painted(clears: bool) -> Any:
         pipe = loaded("transformer=q8_0,te=f8", dtype=torch.bfloat16)
@@ -304,6 +305,7 @@ def test_one_module_is_packed_out_of_its_files_alone(packs: list[str]) -> None:
         dovetail.compile(layer, (x,), quant="q8_0")
 
 
+@pytest.mark.half
 def test_the_command_line_packs_what_it_is_told_to(packs: list[str], tmp_path: Path) -> None:
     words = ["generate", "a red circle", "--steps", "1", "--backend", "cpu", "--quant", "transformer=q8_0,te=f8"]
     done = CliRunner().invoke(app, [*words, "-o", str(tmp_path / "out.png")])

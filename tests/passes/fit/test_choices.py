@@ -54,6 +54,7 @@ def under(one: Load, mode: str) -> Load:
     return one.by_layers if mode == "layer" else one.under(mode)
 
 
+@pytest.mark.half
 @settings(max_examples=30)
 @given(
     st.dictionaries(st.sampled_from(MODES), st.floats(0.1, 1.0), max_size=4),

@@ -61,6 +61,7 @@ def test_a_plan_of_other_operations_is_solved_anew() -> None:
     assert print_program(found) == print_program(wanted)
 
 
+@pytest.mark.half
 def test_a_plan_for_which_devices_have_no_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = _planned("FluxTransformer2DModel", "sequence")
     monkeypatch.setattr(Solver, "solved", _refuse)

@@ -36,6 +36,7 @@ def _run(program: Program, module: torch.nn.Module, call: dict[str, object]) -> 
     return run_by_members(program, module, call, wholes, 1)
 
 
+@pytest.mark.half
 def test_the_last_block_adds_and_sends_no_rows_that_nobody_reads() -> None:
     program, _, _ = _traced(FLUX)
     narrowed = program.copy()

@@ -179,6 +179,7 @@ def test_weights_made_outside_inference_mode_can_be_viewed_inside():
         assert F.linear(torch.ones(1, 6, device="sim:0"), weight.chunk(2)[1]).tolist() == [[6, 6]]
 
 
+@pytest.mark.half
 def test_importing_switches_nothing_on():
     code = (
         "import torch; from dovetail.runtime import sim; from dovetail.runtime.devices import transfers;"
