@@ -17,8 +17,8 @@ TEXT = """\
 
 No table of models is in dovetail: what a component is, is read from its graph and its modules, so any pipeline of
 diffusers and any component that `torch.export` can trace should compile. Below is what has been tried, with which
-commands, and how far. **Weights were random in all but the demo**, which is trained: bits, memory and bytes do not
-depend on weights, how a picture looks does. What has run on a card is on [Devices](devices.md).
+commands, and how far. **Weights were random in all but the demo**, which is trained: equal bits, memory and bytes do
+not depend on weights, how a picture looks does. What has run on a card is on [Devices](devices.md).
 
 ## Pipelines
 
