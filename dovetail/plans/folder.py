@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..cache.head import NoEntry, open_entry, read_head
+from ..compiler.devices.device import Device
 from ..compiler.errors import UsageError
 from ..compiler.ir.eligibility import marks_by_name
 from ..compiler.ir.program import Program
@@ -36,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 TRACE = ".trace"
 """What the file of a trace beside a plan ends with."""
+_TOLD = 3
+"""So many plans are named of those that could be of a call and are not; a module that runs by parts has many."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,10 @@ class Plans:
         roles, found = roles or {}, Settings(**request)
         said = parse_split_mode(found.get("split_mode"), roles)
         if not found.get("backend"):
-            found["backend"] = {one.component: "&".join(map(str, one.program.devices)) for one in self._plans}
+            devices: defaultdict[str, dict[Device, None]] = defaultdict(dict)  # the parts of one may be on several
+            for one in self._plans:
+                devices[one.component] |= dict.fromkeys(one.program.devices)
+            found["backend"] = {name: "&".join(map(str, some)) for name, some in devices.items()}
             modes = {one.component: split_mode_of(one.program) for one in self._plans}
             others = {
                 name: mode
@@ -105,14 +112,17 @@ class Plans:
         self, steps: Sequence[Pass], component: str, traced: Program, residency: Residency
     ) -> Sequence[Pass] | None:
         """Passes that place a traced call by the plan of it; None, which is said with the reason, where none fits."""
+        plans = [one for one in self._plans if one.component == component]
+        alike = [one for one in plans if one.program.name == traced.name]
         reasons = []
-        for plan in (one for one in self._plans if one.component == component):
+        for plan in alike or plans:
             why = _why_not(plan.program, traced, residency) or _why_not_so(plan.program, steps)
             if not why:
                 logger.info("%s is placed by the plan %s", component, plan.path)
                 return as_planned(steps, plan.program, dict(_assigned(plan.program, traced)))
             reasons.append(f"in {plan.path.name} {why}")
-        problem = "; ".join(reasons) or "there is no plan of it"
+        more = f"; and {len(reasons) - _TOLD} more" if len(reasons) > _TOLD else ""
+        problem = "; ".join(reasons[:_TOLD]) + more or "there is no plan of it"
         self._tell(f"no plan in {self.place} is used for a call of {component}: {problem}: it is placed again")
         return None
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import dovetail
+from dovetail import demo
 from dovetail.cli.options.shared import Where
 from dovetail.compiler.errors import PlanFileError, ProgramTextError, UsageError
 from dovetail.compiler.spec.residency import Residency
@@ -180,6 +181,23 @@ def test_plans_of_what_the_host_computes_are_used_though_weights_rest_in_their_f
     assert "placed again" not in caplog.text
     kept = {path.stem: load_plan(path)[0].kept for path in (tmp_path / "plans").glob("*.json")}
     assert set(kept.values()) == {Residency.DEVICE}
+
+
+@pytest.mark.half
+def test_plans_of_parts_place_each_on_its_device(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each of them has one device, and all together the devices of the component."""
+    cached = ("--cache", "first_block:0.12")
+    done("compile", "--backend", BACKEND, *cached, "-o", str(tmp_path / "plans"))
+    words = ("generate", "a red circle", "--steps", "2", "--plans", str(tmp_path / "plans"))
+    done(*words, *cached, "-o", str(tmp_path / "one.png"))
+    assert "placed again" not in caplog.text
+    pipe = dovetail.load_pipeline(demo.folder(), plans=tmp_path / "plans", dtype=torch.bfloat16)
+    assert [str(one) for one in pipe.dovetail.components["transformer"].devices] == ["sim0", "sim1"]
+
+    done(*words, "-o", str(tmp_path / "two.png"))
+    (told,) = (one for one in caplog.messages if "placed again" in one)
+    assert told.count(".json") == 3
+    assert "more: it is placed again" in told
 
 
 @pytest.mark.slow
