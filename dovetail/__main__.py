@@ -1,5 +1,5 @@
 """Makes `python -m dovetail` the command line."""
 
-from dovetail.cli import run
+from dovetail.cli import main
 
-run()
+main()

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
+import diffusers
 from torch import nn
 
 from testbed.pipelines.every_pipeline import EVERY_PIPELINE
 from testbed.zoo.everything import CLASSES
 from testbed.zoo.full_size import FULL_SIZE
 from testbed.zoo.of_transformers import CASES
+
+OF_DIFFUSERS = sorted(name for name in CLASSES if hasattr(diffusers, name))
+OF_TRANSFORMERS = sorted({*CASES, *CLASSES} - {*OF_DIFFUSERS})
 
 TEXT = """\
 # Models that were tried
@@ -64,10 +68,10 @@ def main() -> None:
             pipeline_table=_table(("pipeline", "its models"), sorted(pipelines.items())),
             full=len(FULL_SIZE),
             full_table=_table(("configuration", "class", "parameters"), _full_size()),
-            tiny=len(CLASSES),
-            tiny_names=_listed(CLASSES),
-            cases=len(CASES),
-            case_names=_listed(CASES),
+            tiny=len(OF_DIFFUSERS),
+            tiny_names=", ".join(OF_DIFFUSERS),
+            cases=len(OF_TRANSFORMERS),
+            case_names=", ".join(OF_TRANSFORMERS),
         ),
         end="",
     )
@@ -93,10 +97,6 @@ def _full_size() -> Iterator[tuple[str, str, str]]:
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(set(names)))
 
 
 if __name__ == "__main__":

@@ -8,13 +8,15 @@ import sys
 
 
 def run() -> None:
-    """The entry of a process that is the command line alone: `main`, whose process ends as soon as all is written.
+    """What the script `dovetail` calls, whose process is the command alone: `main`, and an end at once.
 
     What there is at the end is not taken apart by Python: 0.2 s of a command that loaded torch and diffusers (mypy ends
-    so too: `mypy.util.hard_exit`). Threads have ended then, and every function of `atexit` was called.
+    so too: `mypy.util.hard_exit`). Threads have ended then, and every function of `atexit` was called; where one was
+    registered before, such as a profiler's, the process ends as Python ends it.
     """
     codes: list[object] = []
-    atexit.register(_leave, codes)  # before any other function is registered: it is the last that runs
+    if getattr(atexit, "_ncallbacks", lambda: 1)() == 0:
+        atexit.register(_leave, codes)  # registered first, it is called last
     try:
         main()
     except SystemExit as end:
@@ -29,6 +31,7 @@ def main() -> None:
     make and keep, and what there is at the end is not collected.
     """
     gc.disable()
+    atexit.register(_silence_leak_reports)
     try:
         from .app import app
 
@@ -47,4 +50,15 @@ def _leave(codes: list[object]) -> None:
     with contextlib.suppress(OSError, ValueError, AttributeError):  # Python tells of it, as it always does
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(codes[0])
+        os._exit(codes[0] & 0xFF)
+
+
+def _silence_leak_reports() -> None:
+    """Closes stderr for what is written after Python's end, where triton is loaded.
+
+    Its newer releases then list each of their objects that was not taken apart as leaked.
+    """
+    if "triton._C.libtriton" not in sys.modules or sys.stderr is None:
+        return
+    sys.stderr.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

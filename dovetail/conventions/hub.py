@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..compiler.errors import UsageError, WeightError
-from .downloads import announced
+from .downloads import announcing
 
 INDEX = "model_index.json"
 OPTIONS = ("revision", "token", "cache_dir", "local_files_only")
@@ -67,8 +67,7 @@ def download(cls: Any, name: str, variant: str | None, options: Mapping[str, Any
     Raises UsageError when there is none such or the network fails, DoesNotFitError when the disk has not the room.
     """
     try:
-        with announced():
-            return Path(cls.download(name, variant=variant, **options))
+        return Path(announcing(cls.download)(name, variant=variant, **options))
     except (OSError, ValueError) as error:
         raise UsageError(_cannot_download(name, error)) from error
 

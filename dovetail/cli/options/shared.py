@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TextIO, get_type_hints
 
 import typer
 
@@ -301,9 +302,18 @@ class _Printable(logging.Formatter):
         return printable(super().format(record))
 
 
+class _OnStderr(logging.StreamHandler[TextIO]):
+    """Writes to what stderr is now: while a bar is shown on a terminal, that puts lines above it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a record."""
+        self.stream = sys.stderr
+        super().emit(record)
+
+
 def set_up_logging(debug: bool, verbose: bool = False) -> None:
     """Sends what dovetail has to say to stderr: warnings, more after `--verbose`, or everything after `--debug`."""
-    handler = logging.StreamHandler()
+    handler = _OnStderr()
     handler.setFormatter(_Printable("%(levelname)s: %(message)s"))
     logger = logging.getLogger(__name__.partition(".")[0])
     logger.handlers = [handler]

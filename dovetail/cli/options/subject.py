@@ -245,14 +245,10 @@ def _stored_dtypes(file: Path) -> set[torch.dtype]:
 
 
 def quiet_libraries() -> None:
-    """Keeps the progress bars and notices of diffusers and transformers off the terminal; those of downloads stay."""
+    """Keeps the progress bars and notices of diffusers, transformers and huggingface_hub off the terminal."""
     from diffusers.utils import logging as diffusers_logging
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging as transformers_logging
 
-    hidden = are_progress_bars_disabled()
     for library in (diffusers_logging, transformers_logging):
         library.set_verbosity_error()
         library.disable_progress_bar()
-    if not hidden:
-        enable_progress_bars()  # transformers has hidden those of downloads with its own

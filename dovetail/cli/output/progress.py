@@ -26,11 +26,14 @@ def progress(
     Args:
         title: what it says goes on.
         total: how many steps there are.
-        describe: is asked again and again for what goes on now; the title stands where that is empty.
+        describe: is asked again and again for what goes on now; the title stands where that is empty. What is
+            downloaded is said in place of both.
         as_events: each step is told as a line of JSON instead, see `tell`.
     """
+    from ...progress.downloads import describe as describe_download
+
     shown = _events if as_events else _bar if sys.stderr.isatty() else _lines
-    with shown(lambda: describe() or title, total) as advance:
+    with shown(lambda: describe_download() or describe() or title, total) as advance:
         yield advance
 
 

@@ -82,6 +82,23 @@ def imported(words: list[str]) -> set[str]:
     return set(result.stderr.split())
 
 
+@pytest.mark.parametrize("loaded", [True, False])
+def test_nothing_is_reported_after_the_end_of_a_command_that_loaded_triton(loaded: bool) -> None:
+    code = (
+        "import ctypes, sys, types\n"
+        "libc = ctypes.CDLL(None)\n"
+        "ctypes.pythonapi.Py_AtExit(libc.malloc_stats)\n"  # writes to stderr
+        f"if {loaded}: sys.modules['triton._C.libtriton'] = types.ModuleType('libtriton')\n"
+        "sys.argv = ['dovetail', '--version']\n"
+        "from dovetail.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert done.stdout.startswith("dovetail ")
+    assert ("system bytes" in done.stderr) is not loaded
+
+
 def test_a_process_ends_with_the_code_of_its_command_once_all_is_written() -> None:
     for words, code in (["--version"], 0), (["passes", "--no-such"], 2):
         ended = ended_after(f"sys.argv = ['dovetail', *{words}]; main()")
@@ -100,7 +117,14 @@ def test_a_process_that_fails_behind_its_command_ends_as_python_ends_it() -> Non
     assert "taken apart" in ended.stderr
 
 
-def ended_after(line: str) -> subprocess.CompletedProcess[str]:
+def test_what_is_to_be_called_at_the_end_is_called_though_it_was_registered_before_the_command() -> None:
+    """As profilers do, and as what starts Python may."""
+    ended = ended_after("sys.argv = ['dovetail', '--version']; main()", "atexit.register(print, 'registered before')")
+    assert ended.returncode == 0
+    assert ended.stdout.endswith("noted\nregistered before\n")
+
+
+def ended_after(line: str, before: str = "pass") -> subprocess.CompletedProcess[str]:
     """A process whose command is a line; a function of atexit prints "noted", and what is left tells when it goes."""
     begin = (
         "import atexit, os, sys\n"
@@ -113,6 +137,7 @@ def ended_after(line: str) -> subprocess.CompletedProcess[str]:
         "    atexit.register(print, 'noted')\n"
         f"    {line}\n"
         "run.__globals__['main'] = command\n"
+        f"{before}\n"
         "run()\n"
     )
     return subprocess.run([sys.executable, "-c", begin], capture_output=True, text=True, check=False)
