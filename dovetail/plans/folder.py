@@ -216,7 +216,10 @@ def _why_not_called_so(plan: Signature, traced: Signature) -> str:
         else:
             same = type(theirs) is type(mine) and is_same(theirs.value, mine.value)  # type: ignore[union-attr]
         if not same:
-            return f"{theirs.path} is {_shown(theirs)}, and here {_shown(mine)}"
+            shown = (_shown(theirs), _shown(mine))
+            if shown[0] == shown[1]:
+                shown = (f"{shown[0]} of strides {theirs.stride}", f"{shown[1]} of strides {mine.stride}")  # type: ignore[union-attr]
+            return f"{theirs.path} is {shown[0]}, and here {shown[1]}"
     return ""
 
 

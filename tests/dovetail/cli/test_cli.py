@@ -124,6 +124,19 @@ def test_what_is_to_be_called_at_the_end_is_called_though_it_was_registered_befo
     assert ended.stdout.endswith("noted\nregistered before\n")
 
 
+@pytest.mark.parametrize(
+    ("given", "spins"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)]
+)
+def test_threads_that_wait_give_way_soon_unless_it_is_said_otherwise(given: dict[str, str], spins: str | None) -> None:
+    code = "import os; from dovetail.cli import main; import atexit; " + (
+        "atexit.register(lambda: print(os.environ.get('GOMP_SPINCOUNT'))); main()"
+    )
+    environment = {key: value for key, value in os.environ.items() if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    command = [sys.executable, "-c", f"import sys; sys.argv = ['dovetail', '--version']; {code}"]
+    done = subprocess.run(command, env=environment | given, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == str(spins)
+
+
 def ended_after(line: str, before: str = "pass") -> subprocess.CompletedProcess[str]:
     """A process whose command is a line; a function of atexit prints "noted", and what is left tells when it goes."""
     begin = (
