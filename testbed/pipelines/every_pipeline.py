@@ -58,11 +58,16 @@ EVERY_PIPELINE: dict[str, Callable[[], Made]] = {
 DEVICES = ("sim0", "sim0&sim1", "sim0&sim1&sim2")
 
 
+def arguments(call: dict[str, Any]) -> dict[str, Any]:
+    """A call as `result` makes it, without its seed: its pictures are tensors."""
+    return {"output_type": "pt", "return_dict": False, **call}
+
+
 def result(pipe: Any, call: dict[str, Any]) -> list[torch.Tensor]:
     """Everything that a call with a fixed seed returns, on the CPU."""
     pipe.set_progress_bar_config(disable=True)
     torch.manual_seed(7)
-    given = {"output_type": "pt", "return_dict": False, **call, "generator": torch.Generator().manual_seed(0)}
+    given = {**arguments(call), "generator": torch.Generator().manual_seed(0)}
     leaves = [leaf for leaf in tree_leaves(pipe(**given)) if isinstance(leaf, (torch.Tensor, np.ndarray))]
     return [torch.as_tensor(leaf).detach().cpu() for leaf in leaves]
 
