@@ -10,7 +10,7 @@ _SPINS = "1000"
 """So often a thread of OpenMP looks whether others are done before it sleeps.
 
 The usual 300000 take a millisecond, in which a core that other programs want does nothing: where one of two cores is
-busy, small models take fifty times as long. With so few they take a tenth more where none is.
+busy, small models take fifty times as long. With so few they take a sixth more where none is.
 """
 
 
