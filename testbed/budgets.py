@@ -161,7 +161,7 @@ def living(program: Program, device: Device) -> Iterator[tuple[Node, int]]:
             if tensor.storage not in of_others:
                 sizes.setdefault(tensor.storage, tensor.nbytes)
         if node.op == "call_function":
-            yield node, sum(sizes.values()) + scratch_bytes(program, node, device) + apart_bytes(node, device)
+            yield node, sum(sizes.values()) + scratch_bytes(program, node, device) + apart_bytes(program, node, device)
         if node.op != "placeholder" or not node.users:
             sizes = {one: nbytes for one, nbytes in sizes.items() if last[one] > place}
 

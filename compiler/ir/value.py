@@ -54,6 +54,11 @@ class TensorType:
         """Bytes of a dense tensor of this shape and dtype."""
         return math.prod(self.sizes) * self.dtype.itemsize
 
+    def steps(self, symbols: Mapping[str, int]) -> tuple[int, ...]:
+        """The strides as ints where symbols have such values, or others that `sizes_at` says."""
+        known = _AT.get() or symbols
+        return tuple(evaluate(step, known) for step in self.stride)
+
     @property
     def sent_bytes(self) -> int:
         """Bytes of a copy of it on its way: what lies behind several indices is sent once."""

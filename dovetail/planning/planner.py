@@ -221,7 +221,7 @@ class Planner:
             isolation = isolated(pipe, cls, asked.args, asked.kwargs, devices, run.main)
             own = handle.own_on(main, draft)
             with own, self.tiles.within(handle, draft.plan.tiles), isolation as call, running_dry(run):
-                lasting = Lasting(call.copies)
+                lasting = Lasting(call.copies, [pipe, *pipe.components.values()])
                 run.still = lasting.still
                 run.picture = makes(copy_context().run(call))  # what a component sets context variables to
                 run.end(lasting.beyond)

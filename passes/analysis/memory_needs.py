@@ -234,7 +234,7 @@ class Count:
                 for tensor in flat(type_on(node, device)):
                     if tensor.storage not in of_weights:
                         lives.setdefault((device, tensor.storage), [held_bytes(node, tensor), step, step])[2] = step
-                scratch = scratch_bytes(self.program, node, device) + apart_bytes(node, device)
+                scratch = scratch_bytes(self.program, node, device) + apart_bytes(self.program, node, device)
                 if scratch:
                     lives[device, node] = [scratch, step, step]
         for reader, value, device in self._readings():

@@ -136,12 +136,12 @@ def _is_view(part: TensorType, shape: Sequence[int]) -> bool:
     return True
 
 
-def apart_bytes(node: Node, device: Device) -> int:
+def apart_bytes(program: Program, node: Node, device: Device) -> int:
     """The bytes of a result that the first call computes on a device apart from the operand whose memory it may take.
 
     So it does where the strides of the trace do not settle that the result is laid out as the operand is.
     """
-    if not overwrites(node) or is_settled(node, device):
+    if not overwrites(node) or is_settled(program, node, device):
         return 0
     return sum(tensor.nbytes for tensor in flat(type_on(node, device)))
 

@@ -132,4 +132,4 @@ class _Pieces:
 
     def _extra(self, nodes: Sequence[Node]) -> Iterator[int]:
         sites = ((node, device_of(node)) for node in nodes)
-        return (scratch_bytes(self.program, *site) + apart_bytes(*site) for site in sites)
+        return (scratch_bytes(self.program, *site) + apart_bytes(self.program, *site) for site in sites)

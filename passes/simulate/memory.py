@@ -161,7 +161,7 @@ class MemoryWalk:
         node, memory = step.node, self.on[device]
         self.hold(ValueRef(node), device, self.made(node, device))
         scratch = scratch_bytes(self.program, node, device) if self.program.symbols else step.scratch
-        memory.note(scratch + apart_bytes(node, device), node)
+        memory.note(scratch + apart_bytes(self.program, node, device), node)
         for copy in step.sends:
             self.copy(copy)
         for free in step.frees:

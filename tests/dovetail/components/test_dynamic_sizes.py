@@ -61,6 +61,33 @@ def test_the_peak_that_is_predicted_for_the_sizes_of_a_call_is_the_measured_one(
     assert (foreseen.total > example.total) == (rows > 8)
 
 
+class Scaled(nn.Module):
+    """Widens rows and scales them, which is done in place, also where strides depend on how many rows there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up = nn.Linear(16, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up(x) * x.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("rows", [2, 8, 64])
+def test_what_strides_of_dynamic_sizes_settle_is_predicted_in_place(rows: int) -> None:
+    dynamic = {"x": {1: torch.export.Dim("rows", min=2, max=1000)}}
+    module = dovetail.compile(Scaled().eval(), (torch.ones(3, 8, 16),), backend="sim0", dynamic_shapes=dynamic)
+    symbols = module.program.signature.symbols_of([torch.empty(3, rows, 16)])
+    (foreseen,) = simulate_at(module.program, symbols).values()
+    sim.reset_stats(0)
+    with torch.no_grad():
+        module(torch.randn(3, rows, 16))
+    assert sim.stats(0).peak == foreseen.total
+    assert foreseen.values < 2 * 3 * rows * 64 * 4
+    (example,) = simulate(module.program).values()
+    assert (example.total == foreseen.total) == (rows == 8)
+
+
 def test_a_size_that_just_fits_is_accepted_and_one_row_more_is_not() -> None:
     module = compiled("sim0", "sim0=200KiB")
 
