@@ -66,7 +66,7 @@ def _outcomes(names: list[str], seed: int, path: Path) -> Iterator[tuple[Cell, d
             with path.open("a") as file:
                 file.write(json.dumps({"cell": str(cell), "verdict": verdict}) + "\n")
         is_split, ratio = "yes" if verdict["is_split"] else "no", f"{verdict['ratio']:.2f}"
-        why = "; ".join(verdict["wrong"]) or ("" if verdict["is_split"] else "; ".join(verdict["told"])[:160])
+        why = "; ".join(verdict["wrong"]) or "; ".join(verdict["told"])[:160]
         print(ROW.format(str(cell), is_split, ratio, len(verdict["judged"]), why), flush=True)
         yield cell, verdict
 

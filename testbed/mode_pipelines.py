@@ -134,6 +134,8 @@ def judge(cell: Cell) -> Verdict:
                 _judge_call(verdict, what, pipe, cell, call, seen[what], before)
             made = pipe.dovetail.programs.get(cell.component, [])
             verdict.is_split = any(_mode_of(one.program) == cell.mode for one in made)
+    if not any(seen.values()):
+        verdict.told.append("peaks alone are judged: the pipeline changes the component for its calls")
     return verdict
 
 

@@ -11,6 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from ..compiler.errors import UsageError
+from ..compiler.units import counted
 from ..jobs.about import About
 from ..jobs.runner import Painter
 from .api.served import Served
@@ -19,6 +20,7 @@ from .work.kept import KeptPictures
 from .work.measures import Measures
 from .work.queue import Queue
 from .work.settings import Settings
+from .work.ticket import RUNNING
 
 _KEEP_ALIVE, _CONNECTIONS, _BACKLOG = 20, 512, 256
 """Seconds that a connection may be idle, how many there may be, and how many may wait to be taken."""
@@ -108,9 +110,21 @@ def address_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def run(app: ASGIApp, served: Served, listening: socket.socket) -> None:
-    """Serves until a signal asks it to end; what is painted then is finished first, unless a second signal comes."""
-    server = Server(app, served.queue.close, connections(served.settings.head))
+def run(app: ASGIApp, served: Served, listening: socket.socket, told: Callable[[str], None]) -> None:
+    """Serves until a signal asks it to end; what is painted then is finished first, unless a second signal comes.
+
+    What it waits for then is ``told``.
+    """
+
+    def close() -> None:
+        running = [one for one in served.queue.tickets() if one.state == RUNNING]
+        served.queue.close()
+        if running and not server.force_exit:
+            told(
+                f"the server ends when what is painted is finished ({counted(len(running), 'job')}); ask again to end now"
+            )
+
+    server = Server(app, close, connections(served.settings.head))
     server.run(sockets=[listening])
     served.queue.close()
     served.queue.join(_FORCED if server.force_exit else None)

@@ -159,7 +159,11 @@ def _serve(opening: Opening, settings: Settings, replicas: str) -> None:
         served, address = served_by(painters, about, settings), address_of(listening)
         key = "; clients send the key" if settings.key else ""
         print(f"{settings.model} is served at {address} (OpenAI: {address}/v1){key}", file=sys.stderr, flush=True)
-        run(application(served), served, listening)
+        run(application(served), served, listening, _tell)
+
+
+def _tell(line: str) -> None:
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -179,7 +183,7 @@ def _painting(opening: Opening, settings: Settings, replicas: str) -> Iterator[t
     from ...jobs.replicas.openings import openings
 
     each = openings(opening, count_of(replicas), {})
-    pool = Replicas(each, settings.bounds, prepares=True, told=lambda line: print(printable(line), file=sys.stderr))
+    pool = Replicas(each, settings.bounds, prepares=True, told=_tell)
     with ExitStack() as stack:
         with progress(f"starting {len(each)} replicas"):
             stack.enter_context(pool)

@@ -71,6 +71,10 @@ def show(
         raise UsageError(f"--depth is of --as {' and '.join(PICTURES)}, and {asked_for} was asked for: leave it out")
     if output is not None:
         check_writable(output)
+    if told_as == "svg":
+        from ...draw.graph.svg import check_drawable
+
+        check_drawable()
     if told_as == SCHEMA:
         from ...draw.schema import Shown
 

