@@ -120,9 +120,8 @@ def run(app: ASGIApp, served: Served, listening: socket.socket, told: Callable[[
         running = [one for one in served.queue.tickets() if one.state == RUNNING]
         served.queue.close()
         if running and not server.force_exit:
-            told(
-                f"the server ends when what is painted is finished ({counted(len(running), 'job')}); ask again to end now"
-            )
+            jobs = counted(len(running), "job")
+            told(f"the server ends when what is painted is finished ({jobs}); ask again to end now")
 
     server = Server(app, close, connections(served.settings.head))
     server.run(sockets=[listening])
