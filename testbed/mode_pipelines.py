@@ -332,26 +332,29 @@ def _words(bytes_on: Mapping[Any, int]) -> str:
 
 def _called(verdict: Verdict, what: str, pipe: Any, cell: Cell, module: Any, one: Seen) -> torch.Tensor:
     """What the split component yields; notes where it sent other bytes than planned."""
-    given = [leaf for leaf in pytree.tree_leaves((one.args, one.kwargs)) if isinstance(leaf, torch.Tensor)]
     for _ in range(2):  # with the first call weights may come
-        ran, came = list[Program](), sum(sim.stats(index).bytes_in for index in range(len(cell.shares)))
+        ran, came = list[tuple[Program, int]](), sum(sim.stats(index).bytes_in for index in range(len(cell.shares)))
         with torch.no_grad(), _noted_programs(ran):
             yielded = getattr(module, one.method)(*_cloned(one.args), **_cloned(one.kwargs))
         sent = sum(sim.stats(index).bytes_in for index in range(len(cell.shares))) - came
-    planned = sum(map(crossing_bytes, ran))
-    is_known = bool(ran) and all(program.is_grouped for program in ran)
-    if is_known and sent not in (planned, planned + sum(t.nbytes for t in given)):
-        verdict.wrong.append(f"{what}: {sent} B came with inputs, {planned} planned")
+    planned, inputs = sum(crossing_bytes(program) for program, _ in ran), sum(nbytes for _, nbytes in ran)
+    is_known = bool(ran) and all(program.is_grouped for program, _ in ran)
+    if is_known and sent != planned + inputs:
+        verdict.wrong.append(f"{what}: {sent} B came, {planned} planned beside {inputs} of inputs")
     return tensors_in(yielded)
 
 
 @contextmanager
-def _noted_programs(ran: list[Program]) -> Iterator[None]:
-    """Notes the programs that run, of which a call that goes by its parts has several."""
+def _noted_programs(ran: list[tuple[Program, int]]) -> Iterator[None]:
+    """Notes the programs that run, and the bytes of inputs that come to them from the host.
+
+    A call that goes by its parts has several; results of a part go back to the host if the call's inputs lie there.
+    """
     own = CompiledModule.__call__
 
     def noting(made: CompiledModule, *args: Any, **kwargs: Any) -> Any:
-        ran.append(made.program)
+        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        ran.append((made.program, sum(leaf.nbytes for leaf in given if leaf.device.type == "cpu")))
         return own(made, *args, **kwargs)
 
     with patch.object(CompiledModule, "__call__", noting):
