@@ -191,6 +191,12 @@ class Generation:
         other.turns, other.apart, other.picture = self.turns, self.apart, self.picture
         return other
 
+    def beside(self, others: Sequence[Piece]) -> Generation:
+        """This plan where other pieces stay on devices that belong to none of its programs."""
+        other = self.on(self._rigs, self.rig)
+        other._others = tuple(others)
+        return other
+
     @cached_property
     def _pieces(self) -> tuple[Piece, ...]:
         """Every piece once; one that stays for one program stays for all."""

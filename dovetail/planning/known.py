@@ -38,17 +38,26 @@ class Met:
 
 @dataclass(frozen=True)
 class Known:
-    """A plan that was made, with what has to be as it was then: kinds of calls, tiles, and the turns of denoisers."""
+    """A plan that was made, with what has to be as it was then: kinds of calls, tiles, and the turns of denoisers.
+
+    ``programs`` is how many all components had then: what others have brought since lies there too.
+    """
 
     generation: Generation
     met: list[Met]
     tiles: Mapping[str, Tile]
     turns: Mapping[str, str]
     adopted: int
+    programs: int
 
     def is_there(self, components: Iterable[Component]) -> bool:
         """Whether its programs are there still, and no part was put in the place of one that had none."""
         return adopted_by(components) == self.adopted and all(one.is_there() for one in self.met)
+
+
+def programs_of(components: Iterable[Component]) -> int:
+    """How many programs components have, of calls of all kinds."""
+    return sum(len(call.programs) for component in components for call in component.calls)
 
 
 def adopted_by(components: Iterable[Component]) -> int:

@@ -36,10 +36,11 @@ from ..passes.states.kept_forms import kept as states_kept
 from ..runtime.devices.accelerator import accelerator_of
 from ..runtime.devices.out_of_memory import ran_out
 from .draft import Draft
-from .generation import Generation
+from .foreseen import others_of
+from .generation import Generation, Piece
 from .isolated import is_called_back, isolated
 from .kinds import kind_of
-from .known import Known, Met, adopted_by
+from .known import Known, Met, adopted_by, programs_of
 from .lasting import Lasting
 from .lowered import Lowered
 from .lowerings import Lowerings
@@ -105,8 +106,9 @@ class Planner:
         known = self._known.get(kind)
         if known is not None:
             self.tiles.put(handle, known.tiles)
-            if known.is_there(handle.components.values()) and _fits_still(handle, known.generation):
+            if known.is_there(handle.components.values()) and (known := _fits_still(handle, known)) is not None:
                 self.phases = replace(self.phases, turns=known.turns)
+                self._known[kind] = known
                 self._known.move_to_end(kind)
                 return known.generation
             del self._known[kind]
@@ -141,6 +143,10 @@ class Planner:
         before = self.phases.apart, self.phases.going
         stays = agree_with_earlier(list(draft.decided.values()))
         stays &= not draft.is_anew or before == (plan.phases.apart, plan.phases.going)
+        if stays and draft.is_anew:  # which knows nothing of what earlier calls have brought
+            beside = found.generation.beside(_others_of(handle))
+            stays = beside.refusal() is None
+            found = replace(found, generation=beside) if stays else found
         known = OrderedDict(self._known) if stays else OrderedDict[Any, Known]()
         values, held = (self.values, self.held) if stays and draft.is_anew else ({}, {})
         was = self.phases, self.spared, self.values, self.held, self._known
@@ -163,7 +169,8 @@ class Planner:
         found.generation.tiles, found.generation.picture = self.tiles.all, found.run.picture
         met = [Met.of(one) for one in found.run.calls.values()]
         adopted = adopted_by(handle.components.values())
-        return Known(found.generation, met, self.tiles.now, found.draft.plan.phases.turns, adopted)
+        programs = programs_of(handle.components.values())
+        return Known(found.generation, met, self.tiles.now, found.draft.plan.phases.turns, adopted, programs)
 
     def end(self) -> None:
         """Gives VAEs their own tiles back, after a call or a plan."""
@@ -272,12 +279,25 @@ def _most_of(one: Mapping[str, Counter[Device]], other: Mapping[str, Counter[Dev
     return {name: one.get(name, Counter()) | other.get(name, Counter()) for name in {**one, **other}}
 
 
-def _fits_still(handle: Plannable, generation: Generation) -> bool:
-    """Whether a plan fits beside what else lies on devices, if weights were brought since that was asked last."""
-    if not handle.measure(if_changed=True):
-        return True
+def _fits_still(handle: Plannable, known: Known) -> Known | None:
+    """A plan beside what lies on devices now, weights that calls of other kinds have brought since among it.
+
+    None where it does not fit there any more.
+    """
+    components, generation = handle.components.values(), known.generation
+    programs = programs_of(components)
+    if programs != known.programs:
+        generation = generation.beside(_others_of(handle))
+        known = replace(known, generation=generation, programs=programs)
+    elif not handle.measure(if_changed=True):
+        return known
     rigs = {name: one.rig for name, one in handle.components.items()}
-    return generation.on(rigs, handle.granted).refusal() is None
+    return known if generation.on(rigs, handle.granted).refusal() is None else None
+
+
+def _others_of(handle: Plannable) -> list[Piece]:
+    """What stays on devices of weights that programs of all earlier calls read."""
+    return list(others_of([one.decided for one in handle.components.values()]))
 
 
 def _may_run_dry(handle: Plannable) -> bool:
