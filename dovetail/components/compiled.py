@@ -232,8 +232,10 @@ class CompiledModule:
             return "give them to dovetail.load (weights=…)"
         return "have its module hold real weights before it is called, or name the files that have them (weights=…)"
 
-    def weights_now(self) -> int | None:
-        """A number that is another one when its weights may have changed; None where they are not there as they are.
+    def weights_now(self) -> tuple[int, int] | None:
+        """Numbers that are others when its weights may have changed; None where those it has are not the module's.
+
+        They count how often weights were let go or exchanged, and what was written to them where they lie.
 
         Raises WeightError where a file of which weights are views was written to.
         """
@@ -241,7 +243,7 @@ class CompiledModule:
             return None
         if self._weights is not None:
             self._weights.check()
-        return self._changes
+        return self._changes, sum(one._version for one in self.held() if not one.is_inference())
 
     def held(self) -> list[torch.Tensor]:
         """The weights that it has on devices."""

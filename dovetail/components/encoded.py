@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from .component import Component
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kept:
     """A call that has run: its key and inputs, the program and the state of its weights, and what that has given."""
 
     call: Call
     key: tuple[Any, ...]
     program: CompiledModule
-    weights: int
+    weights: tuple[int, int]
     inputs: Sequence[torch.Tensor]
     places: Sequence[torch.device]
     is_inference: bool
@@ -206,7 +206,7 @@ def _on_host(value: torch.Tensor) -> torch.Tensor:
     return value.clone() if value.device == HOST else handed(value, HOST)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Away:
     """A tensor of a result in host memory, and where it belongs."""
 

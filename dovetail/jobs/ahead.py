@@ -11,6 +11,7 @@ import contextvars
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,9 @@ logger = logging.getLogger(__name__)
 _LOOK = 0.2
 """After so many seconds who waits for the thread looks whether it is over."""
 
+_START = 0.2
+"""So many seconds may pass until the thread has begun whose start was interrupted."""
+
 _PURPOSE = "encoding ahead"
 
 
@@ -50,13 +54,17 @@ class EncoderThread:
         self._call, self._encoding = call, encoding
         self._there = [there for one in devices if (there := accelerator_of(one)).has_streams]
         self._ready: list[Event] = [there.record(there.current_stream()) for there in self._there]
+        self._current = [accelerator_of(one) for one in _current_among(devices)]
         self._process, self._mode = os.getpid(), torch.is_inference_mode_enabled()
+        self._count = torch.get_num_threads()
+        self._begun = 0.0
         run = contextvars.copy_context().run
         # No daemon: the interpreter waits for it at its end, where PyTorch would abort a thread that is cut off.
         self._thread = threading.Thread(target=run, args=(self._work,), name="dovetail encoding", daemon=False)
 
     def start(self) -> None:
-        """Has it begin; whoever keeps it joins it."""
+        """Has it begin; whoever keeps it joins it, whatever interrupts this."""
+        self._begun = time.monotonic()
         self._thread.start()
 
     def stop(self) -> None:
@@ -66,17 +74,24 @@ class EncoderThread:
     def join(self) -> None:
         """Waits until it is over; an interrupt meanwhile stops it, and is raised then. In a fork there is none."""
         interrupted: BaseException | None = None
-        while self._thread.ident is not None and self._process == os.getpid() and self._thread.is_alive():
+        while self._is_going:
             try:
-                self._thread.join(_LOOK)
+                self._thread.join(_LOOK) if self._thread.ident is not None else time.sleep(0)
             except BaseException as error:  # an interrupt, of which there may be several
                 interrupted = error
                 self.stop()
         if interrupted is not None:
             raise interrupted
 
+    @property
+    def _is_going(self) -> bool:
+        """Whether it works, or may begin yet, for its start was interrupted."""
+        may_begin = self._thread.ident is None and time.monotonic() < self._begun + _START
+        return self._process == os.getpid() and (self._thread.is_alive() or may_begin)
+
     def _work(self) -> None:
         try:
+            torch.set_num_threads(self._count)  # each thread has a number of its own until it asks
             with contextlib.ExitStack() as stack:
                 stack.enter_context(answering_from(None))
                 stack.enter_context(run_ahead(self._encoding))
@@ -88,9 +103,9 @@ class EncoderThread:
                 stack.enter_context(GivenNumbersAlone())
                 self._call()
         except EndedError as why:
-            logger.debug("encoding ahead has ended: %s", why)
+            logger.debug("encoding ahead has ended: %s", str(why))
         except BaseException as error:
-            logger.debug("encoding ahead has failed: %s: %s", type(error).__name__, error)
+            logger.debug("encoding ahead has failed: %s: %s", type(error).__name__, str(error))
         finally:
             del self._call  # which has a pipeline
 
@@ -101,6 +116,14 @@ class EncoderThread:
             stack.enter_context(there.use(stream))
             stack.callback(there.finish)
             there.wait(stream, ready)
+        for there in self._current:  # which choosing a stream changes
+            stack.enter_context(there.as_current())
+
+
+def _current_among(devices: Sequence[torch.device]) -> list[torch.device]:
+    """The current device of each type of device that has streams."""
+    kinds = dict.fromkeys(one.type for one in devices if accelerator_of(one).has_streams)
+    return [torch.device(kind, torch.get_device_module(torch.device(kind)).current_device()) for kind in kinds]
 
 
 @dataclass(frozen=True)
@@ -171,7 +194,7 @@ class _Begun:
             self._thread = _thread_of(following, self._kept)
             self._thread.start()
         except Exception as why:
-            logger.debug("nothing is encoded ahead: %s", why)
+            logger.debug("nothing is encoded ahead: %s", str(why))
 
     def stop(self) -> None:
         """Asks the thread to end soon."""
