@@ -160,17 +160,27 @@ class Ahead:
         if beside != self._beside:
             known.drop()
         self._beside = beside
-        begun = _Begun(known, self._encoded, following)
+        begun, is_done = _Begun(known, self._encoded, following), False
         try:
             with answering_from(known):
                 yield begun.step_ended
-        except BaseException:
-            begun.stop()
-            self._encoded.drop()
-            raise
+            is_done = True
         finally:
             self.taken += known.taken
+            self._end(begun, is_done)
+
+    def _end(self, begun: _Begun, is_done: bool) -> None:
+        """Waits for the thread of a job; of one that was broken off it is stopped, and nothing stays that it made."""
+        try:
+            if not is_done:
+                begun.stop()
             begun.join()
+        except BaseException:
+            is_done = False
+            raise
+        finally:
+            if not is_done:
+                self._encoded.drop()
 
     def drop(self) -> None:
         """Lets go of what is there: something was changed that it may depend on."""
