@@ -59,6 +59,7 @@ class CompiledModule:
         self._made: Executor | None = None
         self._loading = ForkSafeLock()
         self._sizes = DynamicSizes(program)
+        self._changes = 0
         self.needs_strides = len(program.segments) > 1 and writes_by_strides(program)
 
     if not TYPE_CHECKING:  # which would take any attribute for one that there is
@@ -231,6 +232,19 @@ class CompiledModule:
             return "give them to dovetail.load (weights=…)"
         return "have its module hold real weights before it is called, or name the files that have them (weights=…)"
 
+    def weights_now(self) -> tuple[int, int] | None:
+        """Numbers that are others when its weights may have changed; None where those it has are not the module's.
+
+        They count how often weights were let go or exchanged, and what was written to them where they lie.
+
+        Raises WeightError where a file of which weights are views was written to.
+        """
+        if not self._is_bound or (self._weights is not None and self._weights.is_changed()):
+            return None
+        if self._weights is not None:
+            self._weights.check()
+        return self._changes, sum(one._version for one in self.held() if not one.is_inference())
+
     def held(self) -> list[torch.Tensor]:
         """The weights that it has on devices."""
         return self._made.held if self._made is not None else []
@@ -257,11 +271,13 @@ class CompiledModule:
         if self._weights is None:
             self._weights = ProgramWeights.of_tensors({}, self.program)
         exchanged = self._weights.adapters.exchange(adapters)
+        self._changes += bool(exchanged)
         if exchanged and self._is_bound:
             self._executor.rebind(exchanged)
 
     def unload(self) -> None:
         """Lets go of the weights; the next call loads them again."""
+        self._changes += 1
         if self._made is not None:
             self._made.unbind()
         if self._weights:

@@ -45,6 +45,7 @@ from .calls import Call, unload
 from .compiled import CompiledModule
 from .decisions import Decisions
 from .dry import dry_run
+from .encoded import encoding
 from .merging import Merges
 from .module_methods import put_methods
 from .plan import ComponentPlan
@@ -393,6 +394,8 @@ class Component:
 
         Whatever goes wrong, an interrupt included, leaves no weight on a device that rests elsewhere.
         """
+        if (ahead := encoding()) is not None:
+            return ahead.answer(self, call, args, kwargs)
         if self.parts.frame and (self.parts.frame.plain or self.parts.is_at_hand(call)):
             return call.original(*args, **kwargs)
         if call.method != "forward" and getattr(self.module, "use_tiling", False):

@@ -8,6 +8,7 @@ an interrupt (Ctrl-C), which comes between any two statements of Python, at no m
 from __future__ import annotations
 
 from ..runtime.devices.fork import ForkSafeLock
+from .running_ahead import EndedError, running_ahead
 
 
 class Turn:
@@ -22,7 +23,12 @@ class Turn:
 
     @property
     def lock(self) -> ForkSafeLock:
-        """The lock, which a thread may take again, and that nobody has in a forked child."""
+        """The lock, which a thread may take again, and that nobody has in a forked child.
+
+        Raises EndedError in a thread that runs ahead: whoever waits for that may have the turn.
+        """
+        if running_ahead() is not None:
+            raise EndedError("a thread that runs ahead takes no turn")
         return self._root()._lock
 
     def join(self, other: Turn) -> None:

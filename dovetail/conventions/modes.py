@@ -59,6 +59,17 @@ def taken_off() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def all_off() -> Iterator[None]:
+    """Takes all modes of this thread off meanwhile, whoever's they are."""
+    found = _functions(), _dispatches()
+    _pull(found)
+    try:
+        yield
+    finally:
+        _push(found)
+
+
+@contextlib.contextmanager
 def put_back() -> Iterator[None]:
     """Puts the modes that are taken off back meanwhile."""
     modes = getattr(_local, "modes", None)

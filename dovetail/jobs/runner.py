@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -30,6 +31,7 @@ from ..progress.refusals import telling
 from ..runtime.devices.accelerator import accelerator_of
 from .about import About, about
 from .adapters import Shelf
+from .ahead import Ahead, NextCall
 from .bounds import Bounds
 from .facts import DeviceFacts, Facts, memory_of_process
 from .job import Job
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from ..pipelines.pipeline import CompiledPipeline
+
+
+logger = logging.getLogger(__name__)
 
 
 class Painter(Protocol):
@@ -108,6 +113,9 @@ class Runner:
         self.shelf = opening.shelf()
         self.phases = Phases()
         """The seconds by phase of the last job."""
+        self.ahead = Ahead()
+        """What is encoded for the job that comes next."""
+        self._expected: Job | None = None
         self._turn = threading.Lock()
         self._looked_up: Counter[str] = Counter()
         if opening.threads is not None:
@@ -127,15 +135,38 @@ class Runner:
 
         Raises UsageError for a job that cannot be, DoesNotFitError for one that finds no room, before anything runs.
         """
+        following, self._expected = self._expected, None
         self.bounds.check(job)
         with self._turn, self.shelf.applied(self.pipe.dovetail, job.loras):
             self.phases = Phases()
             pipe, arguments = self._call(job)
             steps = Steps(pipe, arguments, job.count, on_step)
-            with self._checks(pipe, arguments), self.phases.watching():
-                return [
-                    picture for index in range(job.count) for picture in _painted(pipe, arguments, job, index, steps)
-                ]
+            ahead = self.ahead.painting((id(pipe), job.loras), self._next(pipe, job, following))
+            with self._checks(pipe, arguments), self.phases.watching(), ahead as step_ended:
+                pictures = []
+                for index in range(job.count):
+                    is_last = index == job.count - 1  # before which the same is encoded once more
+                    pictures += _painted(pipe, arguments, job, index, steps, step_ended if is_last else _nothing)
+                return pictures
+
+    def expect(self, job: Job | None) -> None:
+        """Notes which job likely comes after the one that is painted next.
+
+        Its prompt is encoded while that one is sampled, where devices allow; a wrong guess costs no more than that.
+        """
+        self._expected = job
+
+    def _next(self, pipe: Any, job: Job, following: Job | None) -> NextCall | None:
+        """The call of a job that comes after another, where it is one of the same pipeline with the same LoRAs."""
+        if following is None or following.loras != job.loras:
+            return None
+        try:
+            self.bounds.check(following)
+            there, arguments = self._call(following)
+        except Exception as error:  # which that job raises itself
+            logger.debug("nothing is encoded ahead of a job: %s", error)
+            return None
+        return NextCall(pipe, {**arguments, **_own(pipe, following.seeds[0])}) if there is pipe else None
 
     def run_together(
         self, jobs: Sequence[Job], on_step: OnStep = lambda done, total, latents: None
@@ -150,6 +181,8 @@ class Runner:
         """
         import torch
 
+        self._expected = None
+        self.ahead.drop()
         for job in jobs:
             self.bounds.check(job)
         with self._turn, self.shelf.applied(self.pipe.dovetail, jobs[0].loras):
@@ -200,6 +233,7 @@ class Runner:
     def close(self) -> None:
         """Gives the weights back."""
         with self._turn:
+            self.ahead.drop()
             self.pipe.dovetail.undo()
 
     def _call(self, job: Job) -> tuple[Any, dict[str, Any]]:
@@ -241,15 +275,31 @@ def _refuse(problem: str) -> None:
     raise DoesNotFitError(problem)
 
 
-def _painted(pipe: Any, arguments: Mapping[str, Any], job: Job, index: int, steps: Steps) -> list[Image.Image]:
+def _painted(
+    pipe: Any, arguments: Mapping[str, Any], job: Job, index: int, steps: Steps, step_ended: Callable[[], None]
+) -> list[Image.Image]:
     """One picture of a job, with its own seed; of a video its frames."""
     import torch
 
+    def told(state: Mapping[str, Any]) -> None:
+        steps.told(state)
+        step_ended()
+
     seed = job.seeds[index]
     torch.manual_seed(seed)  # for schedulers that pipelines give no generator
-    generator = torch.Generator("cpu").manual_seed(seed)
     steps.begin(index)
-    return frames_of(pipe(**arguments, **told_of_steps(pipe, steps.told), generator=generator))
+    return frames_of(pipe(**arguments, **_own(pipe, seed, told)))
+
+
+def _own(pipe: Any, seed: int, told: Callable[[Mapping[str, Any]], object] = lambda state: None) -> dict[str, Any]:
+    """The arguments of a call that are a picture's own: who is told of steps, and where random numbers come from."""
+    import torch
+
+    return {**told_of_steps(pipe, told), "generator": torch.Generator("cpu").manual_seed(seed)}
+
+
+def _nothing() -> None:
+    """Is told that a step has ended, and does nothing."""
 
 
 def _devices(handle: CompiledPipeline) -> Iterator[tuple[str, DeviceFacts]]:

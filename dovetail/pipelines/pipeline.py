@@ -75,6 +75,8 @@ class CompiledPipeline(Exchanging):
         **options: Unpack[Options],
     ) -> None:
         check_mode(lora_apply_mode)
+        self.called: Generation | None = None
+        """The plan of the call that goes on, or went on last, of this pipeline; None where it could not be planned."""
         self.follows = False
         """Whether the components are those of another pipeline, all of them."""
         self._told: set[str] = set()
@@ -104,8 +106,9 @@ class CompiledPipeline(Exchanging):
 
     def plan_ahead(self, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         """Plans a call that comes next, as far as that goes; raises DoesNotFitError as `plan` does."""
+        self.called = None
         with progress_phase(PLANNING):
-            generation = self._planner.plan(self, args, kwargs)
+            generation = self.called = self._planner.plan(self, args, kwargs)
         if generation is None or generation.is_told:
             return
         generation.is_told = True

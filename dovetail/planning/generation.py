@@ -180,6 +180,11 @@ class Generation:
         peaks = ", ".join(f"{format_bytes(peak.total)} on {device}" for device, peak in self.peaks().items())
         return f"<Generation of {calls or 'no calls'}; at most {peaks or 'nothing'}>"
 
+    @property
+    def visits(self) -> Sequence[Visit]:
+        """The calls as the pipeline makes them, where that is known, and its end."""
+        return self._visits
+
     def main_of(self, component: str) -> Device:
         """The main device of a component."""
         return self._rigs[component].devices[0]

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from ..components.dry import dry_run
+from ..components.running_ahead import running_ahead
 from .copies import copied, is_of_a_library, is_of_the_user
 from .own_code import functions_on
 
@@ -58,14 +59,42 @@ def isolated(
     ``devices`` are those on which random numbers may be drawn. ``main`` is that of the pipeline's own tensors, if it is
     another one than in the call: generators that were given are there too.
     """
+    call = _isolated(pipe, cls, args, kwargs, main, copy.deepcopy)
+    with same_random_numbers(devices), quiet(), np.errstate(all="ignore"):
+        yield call
+
+
+def isolated_beside(pipe: Any, cls: type[Any], kwargs: Mapping[str, Any]) -> IsolatedCall:
+    """The same of a call that another thread makes while the pipeline works: schedulers are new ones, not copies.
+
+    Whoever makes it takes care that it draws no random numbers but from generators that were given. Raises what making
+    such a scheduler does, and TypeError for one with functions of somebody's, which has no copy.
+    """
+    return _isolated(pipe, cls, (), kwargs, None, _made_anew)
+
+
+def _isolated(
+    pipe: Any,
+    cls: type[Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    main: torch.device | None,
+    again: Callable[[Any], Any],
+) -> IsolatedCall:
     copies: dict[int, Any] = {}
     memo: dict[int, Any] = {}
-    there = _copied(pipe, cls, copies, memo)
+    there = _copied(pipe, cls, copies, memo, again)
     given = [_harmless(value, copies, memo, main) for value in args]
     wanted = {name: value for name, value in kwargs.items() if not is_left_out(name, value)}
     named = {name: _named(name, value, copies, memo, main) for name, value in wanted.items()}
-    with same_random_numbers(devices), _quiet(), np.errstate(all="ignore"):
-        yield IsolatedCall(lambda: there(*given, **named), list(copies.values()))
+    return IsolatedCall(lambda: there(*given, **named), list(copies.values()))
+
+
+def _made_anew(value: Any) -> Any:
+    """Another scheduler, or the like, of the same settings."""
+    if functions_on(value):
+        raise TypeError(f"{type(value).__name__} has functions of its own, which lead back to it")
+    return type(value).from_config(value.config)
 
 
 def is_called_back(name: str, value: Any) -> bool:
@@ -99,12 +128,12 @@ def _harmless(value: Any, known: Mapping[int, Any], memo: dict[int, Any], main: 
     return value if is_of_a_library(value) else copied("an argument", value, known, memo)
 
 
-def _copied(pipe: Any, cls: type[Any], known: dict[int, Any], memo: dict[int, Any]) -> Any:
+def _copied(pipe: Any, cls: type[Any], known: dict[int, Any], memo: dict[int, Any], again: Callable[[Any], Any]) -> Any:
     """A pipeline of the same components; what it holds that is neither a module nor of another library is copied."""
     if id(pipe) in known:
         return known[id(pipe)]
     made = known[id(pipe)] = object.__new__(cls)
-    vars(made).update({name: _own(value, known, memo) for name, value in vars(pipe).items()})
+    vars(made).update({name: _own(value, known, memo, again) for name, value in vars(pipe).items()})
     own = {name: value for name, value in vars(made).items() if value is vars(pipe)[name]}
     may_write = (torch.Generator, torch.Tensor) if is_of_the_user(cls) else torch.Generator
     for name, value in own.items():
@@ -114,16 +143,17 @@ def _copied(pipe: Any, cls: type[Any], known: dict[int, Any], memo: dict[int, An
     return made
 
 
-def _own(value: Any, known: dict[int, Any], memo: dict[int, Any]) -> Any:
+def _own(value: Any, known: dict[int, Any], memo: dict[int, Any], again: Callable[[Any], Any]) -> Any:
     """What a copy of a pipeline has in an attribute: schedulers and the like are its own, as are pipelines in it."""
     from diffusers import ConfigMixin, DiffusionPipeline
 
     if isinstance(value, (nn.Module, type)):
         return value
     if isinstance(value, DiffusionPipeline):
-        return _copied(value, type(value), known, memo)
+        return _copied(value, type(value), known, memo, again)
     if isinstance(value, ConfigMixin) and id(value) not in known:
-        known[id(value)] = value if functions_on(value) else copy.deepcopy(value)  # which would lead back to it
+        leads_back = again is copy.deepcopy and functions_on(value)
+        known[id(value)] = value if leads_back else again(value)
     return known.get(id(value), value)
 
 
@@ -144,11 +174,12 @@ def same_random_numbers(devices: Sequence[torch.device]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Libraries say nothing of a dry run: they will say it of the call itself."""
+def quiet() -> Iterator[None]:
+    """Libraries say nothing of a call that runs dry or ahead: they will say it of the call itself."""
 
     def is_wanted(record: logging.LogRecord) -> bool:
-        return dry_run() is None or record.name.partition(".")[0] not in _LIBRARIES
+        is_itself = dry_run() is None and running_ahead() is None
+        return is_itself or record.name.partition(".")[0] not in _LIBRARIES
 
     handlers = [handler for name in _LIBRARIES for handler in logging.getLogger(name).handlers]
     for handler in handlers:

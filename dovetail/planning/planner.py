@@ -100,7 +100,7 @@ class Planner:
         An error that the pipeline's own code raises ends the plan there, for the call will raise it too; it is raised
         here if ``strict``. Raises DoesNotFitError where the call does not fit; nothing was read or placed for it then.
         """
-        if dry_run() is not None or not _may_run_dry(handle):
+        if dry_run() is not None or not may_run_dry(handle):
             return None
         kind = kind_of(handle.pipe, args, kwargs)
         known = self._known.get(kind)
@@ -300,7 +300,7 @@ def _others_of(handle: Plannable) -> list[Piece]:
     return list(others_of([one.decided for one in handle.components.values()]))
 
 
-def _may_run_dry(handle: Plannable) -> bool:
+def may_run_dry(handle: Plannable) -> bool:
     """Whether nobody but libraries is told of calls: hooks, modes and methods of others would see zeros."""
     if has_foreign_hooks() or has_foreign_modes() or replaced_method():
         return False

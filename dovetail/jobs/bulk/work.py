@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ..expecting import Expecting
 from ..job import Job
 from ..replicas.payload import told_of
 from ..replicas.promised import Promised
@@ -57,8 +59,11 @@ class Work:
     def alone(self, painter: Painter | None) -> None:
         """Paints in this process, one line after another; ``painter`` is None where no line can be painted."""
         with self.record.changed():
-            for line in self._sound():
+            lines = self._sound()
+            for line, following in zip_longest(lines, lines[1:]):
                 assert painter is not None
+                if isinstance(painter, Expecting):
+                    painter.expect(following.job if following is not None else None)
                 self._note(self._painted(line, painter))
 
     def _painted(self, line: Line, painter: Painter) -> Result:

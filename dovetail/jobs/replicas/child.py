@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 
 from ..bounds import Bounds
+from ..expecting import Expecting
 from ..facts import Facts, facts_of
 from ..job import Job
 from .payload import packed_latents, packed_pictures, told_of
@@ -75,6 +76,10 @@ class Replica:
             painter.check(job)
             self._done(painter, number, [])
             return
+
+        if isinstance(painter, Expecting):
+            following = message.said.get("following")
+            painter.expect(Job.from_json(following) if following else None)
 
         def on_step(done: int, total: int, latents: torch.Tensor | None) -> None:
             if number in self._cancelled:

@@ -63,9 +63,14 @@ class Promised(Pictures):
 
 
 class Waiting:
-    """Jobs that no replica has yet, first come first served."""
+    """Jobs that no replica has yet, first come first served.
 
-    def __init__(self) -> None:
+    Args:
+        takers: how many replicas take jobs.
+    """
+
+    def __init__(self, takers: int = 1) -> None:
+        self.takers = max(1, takers)
         self._jobs: deque[Promised] = deque()
         self._there = threading.Condition()
 
@@ -83,6 +88,17 @@ class Waiting:
         with self._there:
             self._there.wait_for(self._next, seconds)
             return self._jobs.popleft() if self._next() else None
+
+    def likely(self) -> Job | None:
+        """The job that who took one now will likely take next, where each of the others takes one before.
+
+        That is so of replicas that are equally quick. None where fewer jobs wait, and for a job with a picture, which
+        would be sent twice.
+        """
+        with self._there:
+            wanted = [one for one in self._jobs if not one.done() and not one.checks]
+        found = wanted[self.takers - 1].job if len(wanted) >= self.takers else None
+        return None if found is None or found.image is not None else found
 
     def wake(self) -> None:
         """Has everybody look who waits for a job."""

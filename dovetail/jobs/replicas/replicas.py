@@ -56,7 +56,7 @@ class Replicas:
     ) -> None:  # fmt: skip
         from ..runner import Opening  # which takes seconds to import, and a child does without
 
-        self._waiting, self._tally = Waiting(), Tally()
+        self._waiting, self._tally = Waiting(len(openings)), Tally()
         self._told = told
         self._heard: set[str] = set()
         self._changing = threading.Lock()

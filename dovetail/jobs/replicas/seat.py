@@ -153,7 +153,9 @@ class Seat:
         if not promised.begins(self.name, lambda: process.tell("cancel", number=number)):
             return True
         what = "check" if promised.checks else "paint"
-        if not process.tell(what, number=number, job=promised.job.to_json(), latents=promised.latents):
+        likely = self._waiting.likely()
+        job, following = promised.job.to_json(), likely.to_json() if likely is not None else ""
+        if not process.tell(what, number=number, job=job, following=following, latents=promised.latents):
             return False
         while (message := process.hear()) is not None:
             if message.what == "step":
