@@ -121,13 +121,29 @@ class Clock:
 
 
 def inside(command: list[str], report: Path) -> None:
-    """Runs a command of dovetail in this process, and writes the seconds of its parts."""
+    """Runs a command of dovetail in this process as its script does, and writes the seconds of its parts.
+
+    Parts are named within `main`: the script ends the process at once where nothing was registered for its end before.
+    """
     clock = Clock()
     for loader in (importlib.machinery.SourceFileLoader, importlib.machinery.ExtensionFileLoader):
         for method in ("exec_module", "create_module"):
             setattr(loader, method, clock.around(getattr(loader, method), "imports"))
     from dovetail import cli
 
+    def main(own: Callable[[], None] = cli.main) -> None:
+        _name_parts(clock)
+        own()
+
+    cli.main = main
+    sys.argv = ["dovetail", *command]
+    with contextlib.suppress(SystemExit):
+        cli.run()
+    report.write_text(json.dumps(clock.seconds))
+
+
+def _name_parts(clock: Clock) -> None:
+    """Has the functions that are timed count as their parts."""
     gc.disable()
     with clock.part("imports"):
         for module, names in _TIMED.items():
@@ -136,10 +152,6 @@ def inside(command: list[str], report: Path) -> None:
                 *path, last = name.split(".")
                 owner = functools.reduce(getattr, path, home)
                 setattr(owner, last, clock.around(getattr(owner, last), part))
-    sys.argv = ["dovetail", *command]
-    with contextlib.suppress(SystemExit):
-        cli.run()
-    report.write_text(json.dumps(clock.seconds))
 
 
 def started(name: str, folder: Path, cache: Path) -> dict[str, Pair]:
