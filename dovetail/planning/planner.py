@@ -284,15 +284,13 @@ def _fits_still(handle: Plannable, known: Known) -> Known | None:
 
     None where it does not fit there any more.
     """
-    components, generation = handle.components.values(), known.generation
-    programs = programs_of(components)
+    is_measured, programs = handle.measure(if_changed=True), programs_of(handle.components.values())
     if programs != known.programs:
-        generation = generation.beside(_others_of(handle))
-        known = replace(known, generation=generation, programs=programs)
-    elif not handle.measure(if_changed=True):
+        known = replace(known, generation=known.generation.beside(_others_of(handle)), programs=programs)
+    elif not is_measured:
         return known
     rigs = {name: one.rig for name, one in handle.components.items()}
-    return known if generation.on(rigs, handle.granted).refusal() is None else None
+    return known if known.generation.on(rigs, handle.granted).refusal() is None else None
 
 
 def _others_of(handle: Plannable) -> list[Piece]:
