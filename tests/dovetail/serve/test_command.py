@@ -8,8 +8,11 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import httpx2
 import pytest
@@ -60,51 +63,52 @@ def test_other_commands_import_nothing_of_it() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
-@pytest.mark.slow
-def test_the_demo_is_served_until_a_signal_ends_it(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "dovetail", "serve", "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+@contextmanager
+def served(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], IO[str], str]]:
+    """The demo's server, started in a folder and ready: its process, what it writes from then on, and its address."""
+    command = [sys.executable, "-m", "dovetail", "serve", "--port", "0", *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=folder) as process:
         assert process.stderr is not None
         found = next(filter(None, (re.search(r"at (http://\S+) ", line) for line in process.stderr)))
+        yield process, process.stderr, found[1]
+
+
+@pytest.mark.slow
+def test_the_demo_is_served_until_a_signal_ends_it(tmp_path: Path) -> None:
+    with served(tmp_path) as (process, errors, address):
         body = {"prompt": "a red circle", "seed": 7}
-        answer = httpx2.post(f"{found[1]}/v1/images/generations", json=body, timeout=60)
+        answer = httpx2.post(f"{address}/v1/images/generations", json=body, timeout=60)
         assert answer.json()["data"][0]["seed"] == 7
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
-        assert process.stderr.read() == ""
+        assert errors.read() == ""
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
 def test_what_is_painted_when_a_signal_comes_is_finished_and_that_is_said(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "dovetail", "serve", "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
-        assert process.stderr is not None
-        found = next(filter(None, (re.search(r"at (http://\S+) ", line) for line in process.stderr)))
+    with served(tmp_path) as (process, errors, address):
         body = {"prompt": "a red circle", "seed": 7, "steps": 200, "n": 4}
         with ThreadPoolExecutor(1) as clients:
-            asked = clients.submit(httpx2.post, f"{found[1]}/v1/images/generations", json=body, timeout=120)
-            while not httpx2.get(f"{found[1]}/sdapi/v1/progress").json()["state"]["sampling_step"]:
+            asked = clients.submit(httpx2.post, f"{address}/v1/images/generations", json=body, timeout=120)
+            while not httpx2.get(f"{address}/sdapi/v1/progress").json()["state"]["sampling_step"]:
                 assert not asked.done()
             process.send_signal(signal.SIGTERM)
             assert len(asked.result().json()["data"]) == 4
         assert process.wait(30) == 0
-        assert "the server ends when what is painted is finished (1 job)" in process.stderr.read()
+        assert "the server ends when what is painted is finished (1 job)" in errors.read()
 
 
 @pytest.mark.slow
 def test_a_replica_that_is_killed_is_replaced_and_no_answer_is_lost(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "dovetail", "serve", "--port", "0", "--replicas", "2", "--backend", "sim0+sim1"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
-        assert process.stderr is not None
-        found = next(filter(None, (re.search(r"at (http://\S+) ", line) for line in process.stderr)))
+    with served(tmp_path, "--replicas", "2", "--backend", "sim0+sim1") as (process, errors, address):
         replicas = [int(one) for one in children_of(process.pid)]
         body = {"prompt": "a red circle", "seed": 7, "size": "32x32"}
         with ThreadPoolExecutor(6) as clients:
-            asked = [clients.submit(httpx2.post, f"{found[1]}/v1/images/generations", json=body, timeout=120)]
+            asked = [clients.submit(httpx2.post, f"{address}/v1/images/generations", json=body, timeout=120)]
             asked[0].result()
             asked += [
-                clients.submit(httpx2.post, f"{found[1]}/v1/images/generations", json=body, timeout=120)
+                clients.submit(httpx2.post, f"{address}/v1/images/generations", json=body, timeout=120)
                 for _ in range(6)
             ]
             os.kill(replicas[0], signal.SIGKILL)
@@ -112,7 +116,7 @@ def test_a_replica_that_is_killed_is_replaced_and_no_answer_is_lost(tmp_path: Pa
         assert len(pictures) == 1
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
-        assert "another one takes its place" in process.stderr.read()
+        assert "another one takes its place" in errors.read()
 
 
 def children_of(parent: int) -> list[str]:
