@@ -146,6 +146,9 @@ class DryRun:
     picture: Picture = field(default_factory=Picture)
     """What the call makes, as far as it is known."""
 
+    leaves: Any = None
+    """What it leaves in the pipeline, if it was made to its end."""
+
     calls: dict[tuple[Call, Any], DryCall] = field(default_factory=dict)
     times: Counter[tuple[Call, Any]] = field(default_factory=Counter)
     own: dict[str, Counter[OpCost]] = field(default_factory=dict)

@@ -151,7 +151,7 @@ def visits_in(run: DryRun, planned: Planned, rig: Rig, main: Device) -> Iterator
         beside = _going_on(one.going, run, planned, rig, main)
         most = _sum(since | unread, before) if one.going or not one.unread else since | _sum(unread, before)
         at_call = _sum(held, beside, call.copied if call is not None else {})
-        yield Visit(call, at_call, most | came)
+        yield Visit(call, at_call, most | came, one.still)
         now = Going(one.key, one.turn, {}) if one.key is not None and len(each) > 1 else None
         before = _going_after(one, now, run, planned, rig, main)
         own = call.program.main if call is not None else None  # of which its program counts the results
@@ -174,7 +174,7 @@ def _going_on(going: Sequence[Going], run: DryRun, planned: Planned, rig: Rig, m
 
     Those on one device follow each other; all have copies of their inputs, and results that wait.
     """
-    device_of, found = _places(run, rig, main), Counter[Device]()
+    device_of, found = places(run, rig, main), Counter[Device]()
     most: Counter[Device] = Counter()
     for one in going:
         each = planned.get(one.key, [])
@@ -202,20 +202,20 @@ def given_in(run: DryRun, key: Key, there: Device, rig: Rig, main: Device) -> fr
 
     ``main`` is as for `visits_in`.
     """
-    device_of = _places(run, rig, main)
+    device_of = places(run, rig, main)
     lay = enumerate(run.inputs.get(key, ()))
     return frozenset(number for number, device in lay if device is not None and device_of(device) == there)
 
 
 def _by_device(held: Mapping[torch.device, int], run: DryRun, rig: Rig, main: Device) -> Counter[Device]:
-    device_of = _places(run, rig, main)
+    device_of = places(run, rig, main)
     found: Counter[Device] = Counter()
     for device, nbytes in held.items():
         found[device_of(device)] += nbytes
     return found
 
 
-def _places(run: DryRun, rig: Rig, main: Device) -> Callable[[torch.device], Device]:
+def places(run: DryRun, rig: Rig, main: Device) -> Callable[[torch.device], Device]:
     """Gives the device on which that is in a call which was on a device in the dry run."""
     by_torch = {device.torch: device for device in (*rig, rig.host)} if rig.present else {}
 

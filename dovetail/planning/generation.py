@@ -8,7 +8,7 @@ holds of earlier results. The host counts as a device, and has besides the weigh
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -193,13 +193,19 @@ class Generation:
         """This plan on the same devices, of which something else is free."""
         other = Generation(self.calls, rigs, rig, self._others, self._visits)
         other.tiles, other.own, other.skips = self.tiles, self.own, self.skips
-        other.turns, other.apart, other.picture = self.turns, self.apart, self.picture
+        other.turns, other.apart, other.picture, other.is_told = self.turns, self.apart, self.picture, self.is_told
         return other
 
     def beside(self, others: Sequence[Piece]) -> Generation:
         """This plan where other pieces stay on devices that belong to none of its programs."""
         other = self.on(self._rigs, self.rig)
         other._others = tuple(others)
+        return other
+
+    def after(self, beyond: Callable[[frozenset[Hashable]], Counter[Device]]) -> Generation:
+        """This plan where a call of another kind has left more, by the attributes that still have it."""
+        other = self.on(self._rigs, self.rig)
+        other._visits = [one.beside(beyond(one.still)) for one in self._visits]
         return other
 
     @cached_property

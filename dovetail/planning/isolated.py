@@ -35,10 +35,13 @@ _LIBRARIES = ("diffusers", "transformers")
 
 @dataclass(frozen=True)
 class IsolatedCall:
-    """A call of a pipeline without its effects: what it writes to, it writes to ``copies``."""
+    """A call of a pipeline without its effects: what it writes to, it writes to ``copies``.
+
+    These are by the identities of what they are copies of.
+    """
 
     call: Callable[[], Any]
-    copies: Sequence[Any]
+    copies: Mapping[int, Any]
 
     def __call__(self) -> Any:
         """Makes the call."""
@@ -87,7 +90,7 @@ def _isolated(
     given = [_harmless(value, copies, memo, main) for value in args]
     wanted = {name: value for name, value in kwargs.items() if not is_left_out(name, value)}
     named = {name: _named(name, value, copies, memo, main) for name, value in wanted.items()}
-    return IsolatedCall(lambda: there(*given, **named), list(copies.values()))
+    return IsolatedCall(lambda: there(*given, **named), copies)
 
 
 def _made_anew(value: Any) -> Any:

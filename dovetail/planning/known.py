@@ -7,11 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..compiler.devices.device import Device
 from ..components.calls import Call
 from ..components.compiled import CompiledModule
 from ..components.component import Component
 from ..components.dry import DryCall
 from .generation import Generation
+from .lasting import Left
 from .tiling import Tile
 
 
@@ -40,7 +42,8 @@ class Met:
 class Known:
     """A plan that was made, with what has to be as it was then: kinds of calls, tiles, and the turns of denoisers.
 
-    ``programs`` is how many all components had then: what others have brought since lies there too.
+    ``programs`` is how many all components had then: what others have brought since lies there too. ``left`` is what
+    such a call leaves in the pipeline, where that is known.
     """
 
     generation: Generation
@@ -49,6 +52,12 @@ class Known:
     turns: Mapping[str, str]
     adopted: int
     programs: int
+    left: Left | None = None
+
+    def now(self, devices: Iterable[Device]) -> Generation:
+        """The plan beside what the last call has left in the pipeline, which may have been one of another kind."""
+        beyond = self.left and self.left.beyond(devices)
+        return self.generation.after(beyond) if beyond else self.generation
 
     def is_there(self, components: Iterable[Component]) -> bool:
         """Whether its programs are there still, and no part was put in the place of one that had none."""

@@ -1,18 +1,21 @@
 """What a pipeline keeps of a call after its end: the next call has that on its devices until it makes it anew.
 
 A scheduler keeps its timesteps, say. In a first call they come when the text is encoded already; in the next one the
-old ones are there while it is encoded.
+old ones are there while it is encoded. So a plan counts what a call of its kind leaves; where one of another kind
+has left more, the call that comes next has that.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ..compiler.devices.device import Device
 from ..runtime.devices.accelerator import accelerator_of
 
 Key = tuple[int, str]
@@ -24,16 +27,19 @@ class Lasting:
     """What some objects keep on devices that count their bytes, from the beginning of a call to its end.
 
     Args:
-        objects: the pipeline, its schedulers; what a call changes.
-        originals: those that the objects are copies of, which nothing changes meanwhile.
+        copies: by the identities of the pipeline, its schedulers and the like, copies that the call changes.
+        pipe: the pipeline itself, which nothing changes meanwhile.
     """
 
-    def __init__(self, objects: Sequence[Any], originals: Sequence[Any]) -> None:
-        self._objects = objects
+    def __init__(self, copies: Mapping[int, Any], pipe: Any) -> None:
+        originals = _originals(pipe, copies)
+        self._originals = [originals.get(number) for number in copies]
+        self._objects = objects = list(copies.values())
         self._before = {key: [weakref.ref(one) for one in tensors] for key, tensors in _kept_by(objects)}
-        self._of_originals = {piece for _, tensors in _kept_by(originals) for piece in _pieces(tensors)}
+        self._of_originals = {piece for _, tensors in _kept_by([*originals.values()]) for piece in _pieces(tensors)}
         self._copied = {key: _pieces(tensors) - self._of_originals for key, tensors in _kept_by(objects)}
         self._names = {(number, name) for number, one in enumerate(objects) for name in vars(one)}
+        self._empty = {key: one for key in self._names if _is_empty(one := vars(objects[key[0]])[key[1]])}
 
     def still(self) -> frozenset[Hashable]:
         """The attributes that are what they were at the beginning."""
@@ -51,9 +57,58 @@ class Lasting:
         found.subtract(_bytes_of(self._copied, still))
         return found
 
+    def left(self) -> Left:
+        """What the call leaves in the pipeline, to be asked at the end."""
+        kept = {key: _pieces(tensors) for key, tensors in _kept_by(self._objects)}
+        return Left([None if one is None else weakref.ref(one) for one in self._originals], kept)
+
     def _is_as_before(self, key: Key, tensors: Sequence[torch.Tensor]) -> bool:
-        before = self._before.get(key, [])
+        before, empty = self._before.get(key, []), self._empty.get(key)
+        if empty is not None and vars(self._objects[key[0]]).get(key[1]) is not empty:
+            return False
         return len(before) == len(tensors) and all(was() is one for was, one in zip(before, tensors, strict=True))
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a planned call leaves in the pipeline and its schedulers, each attribute's pieces of memory.
+
+    It keeps nothing alive.
+    """
+
+    originals: Sequence[weakref.ref[Any] | None]
+    kept: Mapping[Key, set[Piece]]
+
+    def placed(self, device_of: Callable[[torch.device], Device]) -> Left:
+        """The same where the devices of the call stand for others."""
+        kept = {key: {(device_of(one[0]).torch, *one[1:]) for one in pieces} for key, pieces in self.kept.items()}
+        return Left(self.originals, kept)
+
+    def beyond(self, devices: Iterable[Device]) -> Callable[[frozenset[Hashable]], Counter[Device]] | None:
+        """What is there now and would not be if a call of the kind had been the last, by the attributes that have it.
+
+        Of these devices alone; None where nothing is.
+        """
+        names = {device.torch: device for device in devices}
+        now = {key: _pieces(tensors) for key, tensors in _kept_by([one and one() for one in self.originals])}
+
+        def beyond(still: frozenset[Hashable]) -> Counter[Device]:
+            more = _bytes_of(now, still) - _bytes_of(self.kept, still)
+            return Counter({names[device]: nbytes for device, nbytes in more.items() if device in names})
+
+        return beyond if any(beyond(frozenset([key])) for key in now) else None
+
+
+def _originals(pipe: Any, copies: Container[int]) -> dict[int, Any]:
+    """What there are copies of, by identity: a pipeline, and what it and other pipelines in it have in attributes."""
+    found: dict[int, Any] = {}
+    waiting = [pipe]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in copies and id(one) not in found:
+            found[id(one)] = one
+            waiting += vars(one).values()
+    return found
 
 
 def _kept_by(objects: Sequence[Any]) -> Iterator[tuple[Key, list[torch.Tensor]]]:
@@ -77,6 +132,11 @@ def _bytes_of(kept: Mapping[Key, set[Piece]], keys: frozenset[Hashable]) -> Coun
     for device, _, nbytes in {piece for key in kept.keys() & keys for piece in kept[key]}:
         found[device] += nbytes
     return found
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a value is a list of nothing: schedulers begin with a new one, so that what the old one had is gone."""
+    return isinstance(value, list) and all(item is None for item in value)
 
 
 def _leaves(value: Any) -> Iterator[torch.Tensor]:

@@ -36,7 +36,7 @@ from ..passes.states.kept_forms import kept as states_kept
 from ..runtime.devices.accelerator import accelerator_of
 from ..runtime.devices.out_of_memory import ran_out
 from .draft import Draft
-from .foreseen import others_of
+from .foreseen import others_of, places
 from .generation import Generation, Piece
 from .isolated import is_called_back, isolated
 from .kinds import kind_of
@@ -110,7 +110,7 @@ class Planner:
                 self.phases = replace(self.phases, turns=known.turns)
                 self._known[kind] = known
                 self._known.move_to_end(kind)
-                return known.generation
+                return known.now(handle.rig.memory)
             del self._known[kind]
             self.tiles.put_back()
         self.planned += 1
@@ -162,7 +162,7 @@ class Planner:
             self.phases, self.spared, self.values, self.held, self._known = was
             raise
         self.lowerings.keep(call.program for call in found.generation.calls)
-        return None if is_empty else found.generation
+        return None if is_empty else known[asked.kind].now(handle.rig.memory)
 
     def _known_of(self, handle: Plannable, found: Lowered) -> Known:
         """What later calls of the kind take."""
@@ -170,7 +170,9 @@ class Planner:
         met = [Met.of(one) for one in found.run.calls.values()]
         adopted = adopted_by(handle.components.values())
         programs = programs_of(handle.components.values())
-        return Known(found.generation, met, self.tiles.now, found.draft.plan.phases.turns, adopted, programs)
+        left = found.run.leaves
+        left = left and left.placed(places(found.run, handle.rig, found.draft.main))
+        return Known(found.generation, met, self.tiles.now, found.draft.plan.phases.turns, adopted, programs, left)
 
     def end(self) -> None:
         """Gives VAEs their own tiles back, after a call or a plan."""
@@ -228,10 +230,11 @@ class Planner:
             isolation = isolated(pipe, cls, asked.args, asked.kwargs, devices, run.main)
             own = handle.own_on(main, draft)
             with own, self.tiles.within(handle, draft.plan.tiles), isolation as call, running_dry(run):
-                lasting = Lasting(call.copies, [pipe, *pipe.components.values()])
+                lasting = Lasting(call.copies, pipe)
                 run.still = lasting.still
                 run.picture = makes(copy_context().run(call))  # what a component sets context variables to
                 run.end(lasting.beyond)
+                run.leaves = lasting.left()
         except CannotBePlannedError as why:
             level = logging.WARNING if asked.strict else logging.INFO
             logger.log(
@@ -287,10 +290,12 @@ def _fits_still(handle: Plannable, known: Known) -> Known | None:
     is_measured, programs = handle.measure(if_changed=True), programs_of(handle.components.values())
     if programs != known.programs:
         known = replace(known, generation=known.generation.beside(_others_of(handle)), programs=programs)
-    elif not is_measured:
+        is_measured = True
+    now = known.now(handle.rig.memory)
+    if not is_measured and now is known.generation:
         return known
     rigs = {name: one.rig for name, one in handle.components.items()}
-    return known if known.generation.on(rigs, handle.granted).refusal() is None else None
+    return known if now.on(rigs, handle.granted).refusal() is None else None
 
 
 def _others_of(handle: Plannable) -> list[Piece]:

@@ -29,12 +29,18 @@ Bytes = Mapping[Device, int]
 class Visit:
     """A call of a program within a call of a pipeline, or the end (None): what the pipeline holds at it, and before.
 
-    ``since`` is the most that it held since the visit before.
+    ``since`` is the most that it held since the visit before. ``still`` are the attributes of the pipeline and its
+    schedulers that are as before the call.
     """
 
     call: PlannedCall | None
     held: Bytes
     since: Bytes
+    still: frozenset[Hashable] = frozenset()
+
+    def beside(self, nbytes: Counter[Device]) -> Visit:
+        """The same where so much more is there."""
+        return replace(self, held=nbytes + Counter(self.held), since=nbytes + Counter(self.since)) if nbytes else self
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import diffusers
 import pytest
+import torch
 
 from dovetail import compile_pipeline
 from dovetail.compiler.devices.device import Device
+from dovetail.runtime import sim
 from testbed.pipelines import tiny_pipelines
+from tests.cases import slow_but
 
 pytestmark = pytest.mark.usefixtures("clean_sims")
 
@@ -29,3 +33,39 @@ def test_what_an_earlier_call_has_left_is_counted_once(made: Any) -> None:
     by_number = [{title: sum(there.values()) for title, there in held(one, smaller).items()} for one in (fresh, used)]
     assert by_number[0] == by_number[1]
     assert all(tensor.device.type == "sim" for tensor in [used.scheduler.timesteps])
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    slow_but(
+        ["PNDMScheduler"],
+        ["PNDMScheduler", "DPMSolverMultistepScheduler", "UniPCMultistepScheduler", "HeunDiscreteScheduler"],
+    ),
+)
+def test_no_call_takes_more_than_its_plan_whatever_calls_of_other_kinds_have_left(scheduler: str) -> None:
+    beside = sim.stats(2).in_use
+    pipe, call = tiny_pipelines.sd()
+    pipe.scheduler = getattr(diffusers, scheduler).from_config(pipe.scheduler.config)
+    compile_pipeline(pipe, backend="sim2", params_backend="cpu", vae_tiling="off")
+    other = diffusers.StableDiffusionImg2ImgPipeline.from_pipe(pipe)
+    call["num_inference_steps"] = 4  # as few as PNDM takes from a picture
+    large = call | {"height": 2 * call["height"], "width": 2 * call["width"]}
+    begins = {name: value for name, value in call.items() if name not in ("height", "width")}
+    begins |= {"image": torch.rand(1, 3, 16, 16), "strength": 1.0}
+    last: Any = None
+    for one, its in (
+        (pipe, call),
+        (pipe, call),
+        (pipe, large),
+        (pipe, call),
+        (pipe, call),
+        (other, begins),
+        (pipe, call),
+    ):
+        planned = next(peak.total for at, peak in one.dovetail.plan(**its).peaks().items() if at.is_simulated)
+        sim.reset_peak(2)
+        one(**its)
+        measured = sim.stats(2).peak - beside
+        assert measured <= planned
+        assert measured == planned or its is not last
+        last = its
