@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.fx.experimental import proxy_tensor
 
 import dovetail
 from dovetail.cache import traces
@@ -161,6 +162,14 @@ def test_calls_that_collect_under_other_names_are_told_apart() -> None:
         seen.append(collecting())
         COLLECTED.reset(token)
     assert len({before, *seen}) == 4
+
+
+def test_what_pytorch_keeps_for_itself_tells_no_calls_apart() -> None:
+    """Its compiler leaves such a set in the thread in which it worked, so that another thread would trace again."""
+    variable = next(one for one in vars(proxy_tensor).values() if isinstance(one, ContextVar))
+    before, token = collecting(), variable.set({1})
+    assert collecting() == before
+    variable.reset(token)
 
 
 class Sharing(Layer):
