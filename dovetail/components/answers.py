@@ -18,7 +18,7 @@ from .arguments.call_key import call_key
 from .calls import BY_PARTS, ByParts, Call, answer_late, refuse_gradients
 from .compiled import CompiledModule
 from .dry import DryCall, DryRun, dry_run
-from .encoded import known_answer
+from .encoded import Asked, known_answer
 
 if TYPE_CHECKING:
     from .component import Component
@@ -56,7 +56,7 @@ def answer(component: Component, call: Call, args: Sequence[Any], kwargs: Mappin
         call.programs.move_to_end(key)
     if not isinstance(program, CompiledModule):
         return component.parts.run(call, *args, **kwargs)
-    if (known := known_answer(component, call, key, program, args, others)) is not None:
+    if (known := known_answer(component, Asked(call, key, program, args, others))) is not None:
         return known.given_back()
     return _recovered(component, call, key, branches, program, args, others)
 

@@ -32,6 +32,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
+class Asked:
+    """A call that is asked for: its key, the program that answers it, and what it is given."""
+
+    call: Call
+    key: tuple[Any, ...]
+    program: CompiledModule
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors that it is given."""
+        return [leaf for leaf in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(leaf, torch.Tensor)]
+
+
+@dataclass(frozen=True, eq=False)
 class Kept:
     """A call that has run: its key and inputs, the program and the state of its weights, and what that has given."""
 
@@ -44,16 +60,14 @@ class Kept:
     is_inference: bool
     result: Any
 
-    def is_of(
-        self, call: Call, key: tuple[Any, ...], program: CompiledModule, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> bool:
+    def is_of(self, asked: Asked) -> bool:
         """Whether a call would compute the same."""
-        if call is not self.call or key != self.key or program is not self.program:
+        if asked.call is not self.call or asked.key != self.key or asked.program is not self.program:
             return False
-        given = _tensors(args, kwargs)
+        given = asked.tensors
         if [one.device for one in given] != self.places or torch.is_inference_mode_enabled() is not self.is_inference:
             return False
-        return all(map(_is_same, given, self.inputs)) and program.weights_now() == self.weights
+        return all(map(_is_same, given, self.inputs)) and asked.program.weights_now() == self.weights
 
     def given_back(self) -> Any:
         """The result where it belongs, of memory that nobody else has; to be asked for once."""
@@ -84,11 +98,9 @@ class Encoded:
         """Keeps one more result."""
         self._kept.append(kept)
 
-    def take(
-        self, call: Call, key: tuple[Any, ...], program: CompiledModule, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Kept | None:
+    def take(self, asked: Asked) -> Kept | None:
         """Gives away what a call would compute, where that is here; the inputs are compared on the host."""
-        found = next((one for one in self._kept if one.is_of(call, key, program, args, kwargs)), None)
+        found = next((one for one in self._kept if one.is_of(asked)), None)
         if found is not None:
             self._kept.remove(found)
             self.taken += 1
@@ -114,19 +126,12 @@ def answering_from(known: Encoded | None) -> Iterator[None]:
             known.drop()
 
 
-def known_answer(
-    component: Component,
-    call: Call,
-    key: tuple[Any, ...],
-    program: CompiledModule,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-) -> Kept | None:
+def known_answer(component: Component, asked: Asked) -> Kept | None:
     """What a call of a component in this thread would compute, where that is known; None costs nothing."""
     known = _KNOWN.get()
     if not known or component.parts.frame is not None:
         return None
-    return known.take(call, key, program, args, kwargs)
+    return known.take(asked)
 
 
 class Encoding:
@@ -158,32 +163,25 @@ class Encoding:
         program = call.programs.get(key)
         if not isinstance(program, CompiledModule) or id(program.program) not in self._programs:
             raise EndedError(f"{component.title(call)} is not compiled for such a call yet")
-        result = self._run(component, call, key, program, args, kwargs)
+        result = self._run(component, Asked(call, key, program, args, kwargs))
         self._left -= 1
         if self._left <= 0:
             raise EndedError("all encoders have run that run ahead")
         return result
 
-    def _run(
-        self,
-        component: Component,
-        call: Call,
-        key: tuple[Any, ...],
-        program: CompiledModule,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
-        given, before = _tensors(args, kwargs), program.weights_now()
+    def _run(self, component: Component, asked: Asked) -> Any:
+        given, program, title = asked.tensors, asked.program, component.title(asked.call)
+        before = program.weights_now()
         if before is None:
-            raise EndedError(f"the weights of {component.title(call)} are not there")
+            raise EndedError(f"the weights of {title} are not there")
         with modes.all_off(), component.view.using():
             inputs = [_on_host(one) for one in given]
-            result = program(*args, **kwargs)
+            result = program(*asked.args, **asked.kwargs)
             kept = _on_host_once(result)
         if program.weights_now() != before:
-            raise EndedError(f"the weights of {component.title(call)} were changed meanwhile")
+            raise EndedError(f"the weights of {title} were changed meanwhile")
         places, is_inference = [one.device for one in given], torch.is_inference_mode_enabled()
-        self._kept.keep(Kept(call, key, program, before, inputs, places, is_inference, kept))
+        self._kept.keep(Kept(asked.call, asked.key, program, before, inputs, places, is_inference, kept))
         return result
 
 
@@ -191,10 +189,6 @@ def encoding() -> Encoding | None:
     """The run ahead that this thread is for."""
     found = running_ahead()
     return found if isinstance(found, Encoding) else None
-
-
-def _tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
 
 
 def _is_same(given: torch.Tensor, known: torch.Tensor) -> bool:

@@ -117,9 +117,10 @@ class Queue:
             self._end(ticket, FAILED, error=ClosingError())
 
     def join(self, seconds: float | None = None) -> None:
-        """Waits until what runs is finished, after `close`."""
+        """Waits until what runs is finished, after `close`; so many seconds at most, for all threads together."""
+        end = None if seconds is None else time.monotonic() + seconds
         for thread in self._threads:
-            thread.join(seconds)
+            thread.join(None if end is None else max(0.0, end - time.monotonic()))
 
     def _work(self, painter: Painter) -> None:
         """Checks a job and paints one in turn, where there are both, so that neither holds up the other."""
