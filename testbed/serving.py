@@ -57,9 +57,9 @@ class Brush:
 
 def served_by(painters: Sequence[Painter], **settings: Any) -> Served:
     """A server of some painters; it knows one LoRA."""
-    settings = {"bounds": Bounds(side=256, pixels=256 * 256, steps=20, count=4, bytes=200_000), **settings}
+    settings = {"port": 0, "bounds": Bounds(side=256, pixels=256 * 256, steps=20, count=4, bytes=200_000), **settings}
     about = About(["blue"], "TestScheduler", ["image", "mask"], (16, 16), 4)
-    return server.served_by(painters, about, Settings(**{"port": 0, **settings}))
+    return server.served_by(painters, about, Settings(**settings))
 
 
 @contextlib.contextmanager
