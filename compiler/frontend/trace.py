@@ -29,6 +29,7 @@ from ..checkpoints.entries import clipped
 from ..devices.device import HOST
 from ..errors import TraceError, UsageError
 from ..ir.asked import TRACED
+from ..ir.fake_strides import eager_strides
 from ..ir.program import Program, tensors_of
 from ..ir.signature import ConstantLeaf, Signature, TensorLeaf, leaf_path, name_arguments, parameters_of
 from ..ir.weight import Weight
@@ -145,7 +146,7 @@ def _traced(
     @contextlib.contextmanager
     def prepared() -> Iterator[None]:
         on_host = functools.partial(copy_on_host, mode=mode, view=view)
-        with alone(), rolled_back(module, on_host, beside), frozen(module), faked(module, mode):
+        with alone(), eager_strides(), rolled_back(module, on_host, beside), frozen(module), faked(module, mode):
             modes = modes_answered(module, questions.asked)
             with autocast_set(HOST, autocast), answered(kind, asked, told), modes:  # the fakes lie on the host
                 yield
@@ -165,7 +166,11 @@ def _traced(
 
     refuse_identity(module, full, example, call_anew)
     refuse_fake_constants(module, exported)
-    with alone(), quietly_exported():  # what computes under autocast is computed once more on fakes, and may fail
+    with (
+        alone(),
+        eager_strides(),
+        quietly_exported(),
+    ):  # what computes under autocast is computed once more on fakes, and may fail
         inline_regions(exported.graph_module, kind, casts_of(kind, autocast))
     drop_frozen_devices(exported.graph)
     refuse_unknown_operations(exported, type(module).__name__)

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Node
 from torch.fx.node import map_aggregate, map_arg
 
+from ...compiler.ir.fake_strides import EagerStrides
 from ...compiler.ir.program import HERE, Program, value_of
 from ...compiler.ir.value import TensorType, Value, flat
 
@@ -20,7 +20,7 @@ class ResultTypes:
 
     def __init__(self, program: Program) -> None:
         self.fresh = program.fresh_storages()
-        self.mode = FakeTensorMode()
+        self.mode = EagerStrides()
         self.known: dict[Any, Value] = {}
 
     def of(self, node: Node) -> Value:

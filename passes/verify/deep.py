@@ -17,7 +17,6 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensorMode,
     UnsupportedOperatorException,
 )
 from torch.fx import Node
@@ -27,6 +26,7 @@ from torch.utils import _pytree as pytree
 from ...compiler.devices.device import Device
 from ...compiler.errors import DovetailError, PassError, VerificationError
 from ...compiler.ir.boxes import Landing
+from ...compiler.ir.fake_strides import EagerStrides
 from ...compiler.ir.program import HERE, Program, device_of, value_of, weight_name
 from ...compiler.ir.schedule import (
     Allocate,
@@ -69,7 +69,7 @@ def verify_deep(program: Program, stand_ins: Mapping[Device, torch.device] | Non
     if program.schedule is None:
         raise PassError(f"{program.name} has no schedule: run the passes up to schedule first")
     places = stand_ins or {device: device.torch for device in program.devices}
-    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False):
+    with torch.no_grad(), EagerStrides(allow_non_fake_inputs=True, allow_fallback_kernels=False):
         try:
             count = _FakeRun(program, places).run()
             for node, problem in misplaced(program, _call):
