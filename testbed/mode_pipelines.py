@@ -12,6 +12,7 @@ import copy
 import functools
 import gc
 import inspect
+import itertools
 import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -118,6 +119,8 @@ def judge(cell: Cell) -> Verdict:
     pipe, calls = prepared(cell)
     seen = {what: list(_seen(pipe, cell, call, 5 if what == "picture" else 3)) for what, call in calls.items()}
     verdict, count = Verdict(), len(cell.shares)
+    if getattr(pipe, cell.component).dtype != DTYPES[cell.dtype]:
+        verdict.told.append(f"judged in fp32, for eager takes no call in {cell.dtype}")
     gc.collect()
     sim.enable(dict.fromkeys(range(count), _ROOM))
     before = [sim.stats(index).in_use for index in range(count)]
@@ -144,15 +147,18 @@ def _mode_of(program: Program) -> str:
 
 
 def prepared(cell: Cell) -> tuple[Any, dict[str, Call]]:
-    """The pipeline in its dtype, and the calls that it takes in eager: one picture, another size, several."""
-    for scaled in (True, False):
+    """The pipeline in its dtype, and the calls that it takes in eager: one picture, another size, several.
+
+    In float32 where eager takes none in that dtype.
+    """
+    for dtype, scaled in itertools.product(dict.fromkeys((cell.dtype, "fp32")), (True, False)):
         pipe, call = EVERY_PIPELINE[cell.name]()
-        pipe.to(DTYPES[cell.dtype])
+        pipe.to(DTYPES[dtype])
         first = enlarged(call, SIDE) if scaled else call
         if _is_taken(pipe, first):
             break
     else:
-        raise ValueError("eager takes no call in this dtype")
+        raise ValueError("eager takes no call")
     others = {"other size": enlarged(call, SIDE * 3 // 4), "several": _several(pipe, first)}
     taken = {what: one for what, one in others.items() if _is_taken(pipe, one)}
     return pipe, {"picture": first, **taken}
