@@ -170,7 +170,7 @@ class Planner:
         met = [Met.of(one) for one in found.run.calls.values()]
         adopted = adopted_by(handle.components.values())
         programs = programs_of(handle.components.values())
-        left = found.run.leaves
+        left = found.run.leaves if handle.rig.present else None  # where nothing runs, nothing is left
         left = left and left.placed(places(found.run, handle.rig, found.draft.main))
         return Known(found.generation, met, self.tiles.now, found.draft.plan.phases.turns, adopted, programs, left)
 
