@@ -241,6 +241,17 @@ def test_a_tokenizer_whose_folder_is_not_there_is_named(tmp_path: Path) -> None:
     assert "demo has no tokenizer, which its model_index.json names" in told.stderr.replace("\n", " ")
 
 
+def test_a_tokenizer_whose_folder_is_empty_is_named_with_the_files_that_lack(tmp_path: Path) -> None:
+    shutil.copytree(demo.folder(), tmp_path / "demo", ignore=shutil.ignore_patterns("tokenizer.json", "*.safetensors"))
+    for name in ("tokenizer_config.json", "vocab.json"):
+        lacks = "merges.txt" if name == "vocab.json" else "tokenizer.json (or vocab.json and merges.txt)"
+        (tmp_path / "demo" / "tokenizer" / name).write_text("{}")
+        told = typed("plan", str(tmp_path / "demo"))
+        assert told.exit_code == 2
+        folder = tmp_path / "demo" / "tokenizer"
+        assert f"the tokenizer's folder {folder} lacks {lacks}: download that folder whole" in told.stderr
+
+
 def test_a_gpu_that_is_not_here_is_answered_with_what_is_here_and_how_to_plan_for_it() -> None:
     rig = Rig({Device("cpu"): Memory(2**30, 2**30)}, present=True)
     with pytest.raises(
