@@ -1,4 +1,4 @@
-"""Whether the files of a tokenizer are there: without them transformers makes one that knows no word, and says nothing."""
+"""Checks that a tokenizer has its files: without them transformers makes one that knows no word, and says nothing."""
 
 from __future__ import annotations
 
