@@ -16,7 +16,7 @@ from typing import Any
 
 from dovetail.compiler.ir.program import Program
 from dovetail.compiler.ir.schedule import Step
-from testbed.scaling import make_executor, split, traced
+from testbed.scaling import make_executor, split, told_of_unknown, traced
 from testbed.zoo.full_size import FULL_SIZE, trace_entry
 
 BLOCKS = (15, 30, 60, 120)
@@ -32,7 +32,10 @@ def _timed(call: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def main(subjects: list[str]) -> None:
-    """Prints the table."""
+    """Prints the table; ends with one line where something is neither a number of blocks nor a name of a model."""
+    wrong = told_of_unknown(subjects, FULL_SIZE)
+    if wrong:
+        raise SystemExit(wrong)
     print(ROW.format(*HEAD))
     for subject in subjects or map(str, BLOCKS):
         base, tracing = _timed(lambda subject=subject: _trace(subject))  # type: ignore[misc]
@@ -47,7 +50,7 @@ def main(subjects: list[str]) -> None:
 
 def _trace(subject: str) -> Program:
     """A transformer of so many blocks, or a published model, for devices that hold any."""
-    return traced(int(subject)) if subject.isdigit() else trace_entry(FULL_SIZE[subject])[0]
+    return traced(int(subject)) if subject.isdecimal() else trace_entry(FULL_SIZE[subject])[0]
 
 
 if __name__ == "__main__":

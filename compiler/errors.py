@@ -24,9 +24,16 @@ class DovetailError(Exception):
 
 
 class UsageError(DovetailError):
-    """The request itself is wrong: an option, a file name or a combination of them."""
+    """The request itself is wrong: an option, a file name or a combination of them.
+
+    ``field`` is what a request that came as data calls the part of it that is wrong, where that is one and known.
+    """
 
     exit_code = 2
+
+    def __init__(self, *words: object, field: str = "") -> None:
+        super().__init__(*words)
+        self.field = field
 
 
 class SpecError(UsageError):

@@ -58,6 +58,12 @@ def told_of(error: ValidationError) -> str:
     return f"{place or 'it'} {_problem(first['type'], first.get('ctx') or {}, first['input'])}"
 
 
+def field_of(error: ValidationError) -> str:
+    """The field of the data in which the first thing is that is wrong; nothing where it is not in one."""
+    place = error.errors(include_url=False)[0]["loc"]
+    return on_one_line(str(place[0])[:_LONGEST]) if place else ""
+
+
 def _problem(kind: str, context: Mapping[str, Any], value: object) -> str:
     """What is wrong with a value, and the way out where there is one way."""
     if kind in ("missing", "missing_argument"):

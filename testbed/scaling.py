@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -69,3 +71,11 @@ def make_executor(program: Program) -> Executor:
     """The executor of a lowered program."""
     assert program.schedule is not None
     return Executor(program, program.schedule)
+
+
+def told_of_unknown(subjects: Sequence[str], names: Collection[str]) -> str:
+    """What to say where something is neither a number of blocks nor one of the names; empty where all are."""
+    unknown = [one for one in subjects if one not in names and not (one.isdecimal() and int(one))]
+    if not unknown:
+        return ""
+    return f"there is no {unknown[0]!r}: give a number of blocks, or one of {', '.join(names)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -272,7 +273,7 @@ def tell_unused_split(request: Request, roles: Mapping[str, str]) -> None:
 def _tell_unused(what: str, devices: str, several: str) -> None:
     logger.warning(
         "%s is not used, for each component is on one device (%s): name several in --backend, such as %s",
-        what, devices, several,
+        what, devices, shlex.quote(several),
     )  # fmt: skip
 
 
@@ -290,7 +291,8 @@ def _tell_no_sums() -> None:
 def _tell_alone(attribute: str, device: Device, what: str, several: str) -> None:
     """Says once that a way to split means nothing on one device."""
     of = f"{attribute}, which" if attribute else "a module that"
-    logger.warning("%s says nothing of %s is on one device, %s: name several, as in %s", what, of, device, several)
+    example = shlex.quote(several)
+    logger.warning("%s says nothing of %s is on one device, %s: name several, as in %s", what, of, device, example)
 
 
 @cache

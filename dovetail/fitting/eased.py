@@ -7,6 +7,7 @@ they share the devices by phases or come block by block, as with `--params-backe
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -122,5 +123,5 @@ def tell_of_places(pipe: str, before: Request, after: Request, roles: Roles) -> 
         each = ", ".join(f"those of {' and '.join(names)} rest {_PLACES[now]}" for now, names in moved.items())
         logger.warning(
             "%s: its weights do not fit together on the devices that were named, so %s until they are used "
-            "(--params-backend %s)", pipe, each, ",".join(said),
+            "(--params-backend %s)", pipe, each, shlex.quote(",".join(said)),
         )  # fmt: skip

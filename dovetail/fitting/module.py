@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -120,7 +121,7 @@ def fitted_module(name: str, traced: Program, request: Request, lower: Lowers) -
         if isinstance(decision, DoesNotFitError):
             return decision
         placed = _placed(request, decision.solution, name)
-        logger.info("%s: --backend %s", name, placed.backend)
+        logger.info("%s: --backend %s", name, shlex.quote(str(placed.backend)))
         try:
             return lower(placed)
         except DoesNotFitError as error:

@@ -30,10 +30,11 @@ def _opened(data: bytes, parameter: str, name: str, bounds: Bounds) -> Image.Ima
     try:
         _check_size(data, name, bounds)
         return read_picture(io.BytesIO(data), parameter, f"the {name} that was sent", KINDS)
-    except UsageError:
+    except UsageError as error:
+        error.field = name
         raise
     except Exception as error:  # what Pillow raises for damaged files is of many kinds
-        raise UsageError(f"the {name} that was sent is damaged, or no {', '.join(KINDS)}") from error
+        raise UsageError(f"the {name} that was sent is damaged, or no {', '.join(KINDS)}", field=name) from error
 
 
 def _check_size(data: bytes, name: str, bounds: Bounds) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -67,7 +68,8 @@ class Plans:
         self.place = Path(place)
         files = sorted(self.place.glob("*.json")) if self.place.is_dir() else [self.place]
         if not files or not self.place.exists():
-            raise UsageError(f"{self.place} has no plans: make them with dovetail compile -o {self.place}")
+            asked = shlex.quote(str(self.place))
+            raise UsageError(f"{self.place} has no plans: make them with dovetail compile -o {asked}")
         self._plans = [KeptPlan(file, read_plan(file)[0]) for file in files]
         self._told: set[str] = set()
         self.traces: Mapping[str, Path] = dict(_traces(files))

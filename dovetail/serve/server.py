@@ -20,7 +20,7 @@ from .work.kept import KeptPictures
 from .work.measures import Measures
 from .work.queue import Queue
 from .work.settings import Settings
-from .work.ticket import RUNNING
+from .work.ticket import RUNNING, Ticket
 
 _KEEP_ALIVE, _CONNECTIONS, _BACKLOG = 20, 512, 256
 """Seconds that a connection may be idle, how many there may be, and how many may wait to be taken."""
@@ -110,6 +110,17 @@ def address_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def last_words(tickets: Sequence[Ticket]) -> str:
+    """What is said of the jobs that run and wait when a server is asked to end; nothing where there are none."""
+    running = sum(one.state == RUNNING for one in tickets)
+    waiting = len(tickets) - running
+    left = f"{counted(waiting, 'job')} that {'waits is' if waiting == 1 else 'wait are'} told that it ends"
+    if not running:
+        return f"the server ends: {left}" if waiting else ""
+    ends = f"the server ends when what is painted is finished ({counted(running, 'job')})"
+    return f"{ends}, and {left}; ask again to end now" if waiting else f"{ends}; ask again to end now"
+
+
 def run(app: ASGIApp, served: Served, listening: socket.socket, told: Callable[[str], None]) -> None:
     """Serves until a signal asks it to end; what is painted then is finished first, unless a second signal comes.
 
@@ -117,11 +128,10 @@ def run(app: ASGIApp, served: Served, listening: socket.socket, told: Callable[[
     """
 
     def close() -> None:
-        running = [one for one in served.queue.tickets() if one.state == RUNNING]
+        said = last_words(served.queue.tickets())
         served.queue.close()
-        if running and not server.force_exit:
-            jobs = counted(len(running), "job")
-            told(f"the server ends when what is painted is finished ({jobs}); ask again to end now")
+        if said and not server.force_exit:
+            told(said)
 
     server = Server(app, close, connections(served.settings.head))
     server.run(sockets=[listening])

@@ -5,7 +5,7 @@ lower it. They are named in the order in which they cost a person least: what pl
 weights that rest elsewhere, decoding in tiles), the quickest first; wide parts in chunks, which may change last bits;
 more of the memory that is there. Weights in a packed type, which are not the same weights, are named where nothing else
 helps or they are quicker, and a smaller size where nothing else helps. What takes more than five times as long as the
-quickest is not named.
+quickest is not named. The first three are named; where a larger budget comes after these, it is named as the third.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ _PLACEMENTS = (
     "other devices, and weights kept elsewhere",
 )  # fmt: skip
 CHUNKS = "wide parts in chunks"
+LARGER = "a larger budget"
 WORST = 5
 """How many times as long as the quickest way out another one may take that is named."""
 _HOPELESS = 2 * WORST  # times the seconds of the quickest search, none is lowered to find out what it takes
@@ -121,7 +122,13 @@ def ways_out(
         least = _QUICKER * min((out.seconds for out in found), default=inf)
         packed = _in_a_packed_type(loads, machine, budgets, trial)
         found += islice((out for out in packed if out.seconds < least), 1)
-    return best_first(found)[:most] or _at_a_smaller_size(machine, budgets, smaller)
+    return _first(best_first(found), most) or _at_a_smaller_size(machine, budgets, smaller)
+
+
+def _first(outs: Sequence[WayOut], most: int) -> list[WayOut]:
+    """The first so many; a larger budget is the last of them where it would come later: it is another kind of way."""
+    larger = [out for out in outs[most:] if out.what.startswith(LARGER)]
+    return [*outs[: most - 1], larger[0]] if larger and most > 1 else [*outs[:most]]
 
 
 def _once(trial: Trial) -> Trial:
@@ -185,7 +192,7 @@ def _within_more(
     loads: Sequence[Load], machine: Machine, budgets: Budgets, free: Mapping[Device, int], trial: Trial
 ) -> WayOut | None:
     """Budgets as large as that takes which is found without them, rounded up; no budgets if these do not do."""
-    whole = _tried("a larger budget", loads, machine, replace(budgets, devices=free, typed="", why={}), trial)
+    whole = _tried(LARGER, loads, machine, replace(budgets, devices=free, typed="", why={}), trial)
     if whole is None:
         return None
     most = {device: 0 for device, nbytes in budgets.devices.items() if nbytes < free[device]}

@@ -31,6 +31,7 @@ from dovetail.compiler.errors import SpecError, UsageError, WeightError
 from dovetail.conventions.request import Request, _several, _tell_no_sums, tell_unused_split
 from dovetail.convert import plan_conversion
 from dovetail.draw.page.page import Page
+from dovetail.fitting.eased import resting, tell_of_places
 from dovetail.progress.phases import Phases
 from testbed.pipelines import tiny_pipelines
 
@@ -193,6 +194,8 @@ def typed(*words: str) -> Result:
     ("words", "said"),
     [
         (("plan", "plan.json"), "plan.json is a plan, and this makes one: dovetail show plan.json shows it"),
+        (("plan", "my plan.json"), "my plan.json is a plan, and this makes one: dovetail show 'my plan.json' shows it"),
+        (("show", "my plan.json"), "dovetail compile --component NAME -o 'my plan.json' writes one"),
         (("plan", "flux/model_index.json"), "flux/model_index.json says what a folder holds: name the folder, flux"),
         (("generate", "x", "--model", "m" * 3000), "no folder can be called mmmm"),
         (("generate", "x", "--model", "https://a.b/c.safetensors"), "is an address"),
@@ -241,6 +244,17 @@ def test_a_tokenizer_whose_folder_is_not_there_is_named(tmp_path: Path) -> None:
     assert "demo has no tokenizer, which its model_index.json names" in told.stderr.replace("\n", " ")
 
 
+def test_a_tokenizer_whose_folder_is_empty_is_named_with_the_files_that_lack(tmp_path: Path) -> None:
+    shutil.copytree(demo.folder(), tmp_path / "demo", ignore=shutil.ignore_patterns("tokenizer.json", "*.safetensors"))
+    for name in ("tokenizer_config.json", "vocab.json"):
+        lacks = "merges.txt" if name == "vocab.json" else "tokenizer.json (or vocab.json and merges.txt)"
+        (tmp_path / "demo" / "tokenizer" / name).write_text("{}")
+        told = typed("plan", str(tmp_path / "demo"))
+        assert told.exit_code == 2
+        folder = tmp_path / "demo" / "tokenizer"
+        assert f"the tokenizer's folder {folder} lacks {lacks}: download that folder whole" in told.stderr
+
+
 def test_a_gpu_that_is_not_here_is_answered_with_what_is_here_and_how_to_plan_for_it() -> None:
     rig = Rig({Device("cpu"): Memory(2**30, 2**30)}, present=True)
     with pytest.raises(
@@ -269,7 +283,7 @@ def test_a_row_split_that_no_component_can_use_is_said_to_be_unused_where_it_was
         tell_unused_split(Request.parse(split_mode="row", backend="sim7", rig="sim7=1GiB"), roles)
     assert [record.message for record in caplog.records] == [
         "--split-mode row is not used, for each component is on one device (sim7): name several in --backend, such as "
-        "sim7&cpu"
+        "'sim7&cpu'"
     ]
     caplog.clear()
     tell_unused_split(Request.parse(split_mode="layer", backend="sim8", rig="sim8=1GiB"), roles)
@@ -317,7 +331,14 @@ def test_devices_of_the_rig_are_the_example_of_several(rig: str, device: str, mo
 def test_what_is_unused_is_answered_with_devices_of_the_rig(caplog: pytest.LogCaptureFixture) -> None:
     request = Request.parse(micro_batches=2, backend="cuda8", rig="cuda8=1GiB,cuda9=1GiB")
     tell_unused_split(request, {"unet": "diffusion"})
-    assert caplog.messages[-1].endswith("name several in --backend, such as cuda8&cuda9")
+    assert caplog.messages[-1].endswith("name several in --backend, such as 'cuda8&cuda9'")
+
+
+def test_where_weights_were_moved_is_said_as_an_option_that_a_shell_takes(caplog: pytest.LogCaptureFixture) -> None:
+    roles = {"unet": "diffusion", "vae": "vae"}
+    before = Request.parse(backend="cuda0", rig="cuda0=1GiB,cpu=1GiB", components=roles)
+    tell_of_places("Pipe", before, resting(before, {"unet": "cpu:1GiB&disk"}), roles)
+    assert caplog.messages[-1].endswith("until they are used (--params-backend 'unet=cpu:1GiB&disk')")
 
 
 @pytest.mark.parametrize("mode", ["tensor", "sequence", "batch", "spatial"])
@@ -326,7 +347,7 @@ def test_a_mode_on_one_device_is_answered_with_devices_that_it_takes(
 ) -> None:
     for device, several in (("sim6", "sim6&sim0"), ("cuda0", "cuda0&cuda1"), ("cpu", "sim0&sim1")):
         Request.parse(split_mode={"upscaler": mode}, backend=device, rig=f"{device}=1GiB").devices_for("upscaler")
-        assert caplog.messages[-1].endswith(f"is on one device, {device}: name several, as in {several}")
+        assert caplog.messages[-1].endswith(f"is on one device, {device}: name several, as in '{several}'")
         rig = ",".join(f"{one}=1GiB" for one in several.split("&"))
         Request.parse(split_mode=mode, backend=several, rig=rig).devices_for("unet", "diffusion")
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import gc
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ import dovetail
 from dovetail.runtime.devices.accelerator import accelerator_of
 from dovetail.runtime.sim.copies import is_pinned
 from dovetail.runtime.sim.streams import HOST
+from tests.threads import beside
 
 pytestmark = pytest.mark.usefixtures("known_threads")
 WIDTH = 16
@@ -49,19 +48,6 @@ def compiled_of(module: nn.Module, **options: Any) -> dovetail.CompiledModule:
 
 def all_pinned(module: nn.Module) -> bool:
     return all(map(is_pinned, module.parameters()))
-
-
-@contextlib.contextmanager
-def beside(run: Callable[[threading.Event], object], name: str = "beside") -> Iterator[None]:
-    """A thread that runs something until it is over."""
-    over = threading.Event()
-    thread = threading.Thread(target=run, args=(over,), name=name)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def test_parameters_are_pinned_after_the_first_call_and_nothing_else_is_changed() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dovetail.compiler.ir.program import Program
-from testbed.scaling import make_executor, split, traced
+from testbed.scaling import make_executor, split, told_of_unknown, traced
 
 
 def operations(call: Callable[[], Any]) -> int:
@@ -56,3 +56,10 @@ def test_the_operations_of_making_an_executor_grow_in_proportion_to_the_blocks(
 @pytest.mark.parametrize("mode", [pytest.param("layer", marks=pytest.mark.slow), "row"])
 def test_the_operations_of_the_passes_grow_in_proportion_to_the_blocks(programs: dict[int, Program], mode: str) -> None:
     assert_linear([operations(lambda program=program: split(program, mode)) for program in programs.values()])  # type: ignore[misc]
+
+
+def test_what_is_neither_a_number_of_blocks_nor_a_known_model_is_told_with_the_names() -> None:
+    assert told_of_unknown(["15", "flux"], ["flux", "wan"]) == ""
+    for wrong in ("flx", "0", "-3", "²"):
+        said = f"there is no {wrong!r}: give a number of blocks, or one of flux, wan"
+        assert told_of_unknown(["15", wrong], ["flux", "wan"]) == said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from ..options.subject import find_pipeline, whole
 from ..options.weights import WeightFiles
 from ..output.progress import planning_shown, progress, tell
 from ..output.results import print_json
+from ..output.run import warn
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -208,13 +210,21 @@ class Listed:
     def _save(self, line: Line, pictures: list[Image.Image], most: int) -> list[Path]:
         """Writes the picture of a line, and prints its file for another program."""
         from ...jobs.bulk.record import named
-        from ..output.picture import FPS, save_frames
+        from ..output.picture import FPS, other_size, save_frames
 
         files = save_frames(pictures, named(self.output, line.number, most), self.painting.fps or FPS)
         if not self.json and not sys.stdout.isatty():
             sys.stdout.write("".join(f"{file}\n" for file in files))  # at once, for several threads write
             sys.stdout.flush()
+        if line.job is not None:
+            _warn_once(other_size(pictures[0].size, line.job.width, line.job.height))
         return files
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    """Says what holds of several lines of a list with the first of them."""
+    warn(text)
 
 
 def _check_text(typed: Mapping[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,7 +43,7 @@ def plan(
     """
     refuse_config(subject)
     if subject.endswith(".json") and (is_plan(subject) or not Path(subject).exists()):
-        raise UsageError(f"{subject} is a plan, and this makes one: dovetail show {subject} shows it")
+        raise UsageError(f"{subject} is a plan, and this makes one: dovetail show {shlex.quote(subject)} shows it")
     inputs.check()
     pipeline = inputs.added_to(find_pipeline(subject, source))
     if pipeline.only:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from ...compiler.errors import UsageError
+from ...compiler.units import format_bytes
 from ..opening.parts import wanted
 from ..options.call import Sample
 from ..options.shared import Debug, Dtype, Json, Where
@@ -28,6 +29,8 @@ OF_SUFFIX = {
     ".graphml": "graphml",
 }  # fmt: skip
 """The form of a file by how its name ends, where --as is left out."""
+_WORDS = {"text": "a summary as text", "full": "every operation as text", "html": "a page", "trace": "a time line"}
+"""What some forms are called where it is said that a file has them; the others are called by their own names."""
 Form = Annotated[
     Literal["text", "html", "svg", "mermaid", "dot", "trace", "json", "json-schema", "graphml"] | None,
     typer.Option(
@@ -79,6 +82,7 @@ def show(
         from ...draw.schema import Shown
 
         put(json_text(Shown.model_json_schema()), output)
+        _tell(output, told_as)
         return
     from ...plans.budgets import too_small_budgets
 
@@ -97,3 +101,10 @@ def show(
 
     write = put_page if told_as == "html" else put
     write(asked.answered(("show", told_as, depth, subject, width()), make).told, output)
+    _tell(output, told_as)
+
+
+def _tell(output: Path | None, form: str) -> None:
+    """Says which file was written, in which form, and how large it is."""
+    if output is not None:
+        print(f"{output}: {_WORDS.get(form, form)}, {format_bytes(output.stat().st_size)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -97,7 +98,8 @@ def wanted(
             raise UsageError(f"{path} is read as a plan, in which this is decided: leave out {typed[0]}")
         return Wanted(files, component, None)
     if path.suffix == ".json" and not path.exists():
-        raise UsageError(f"there is no plan {path}: dovetail compile --component NAME -o {path} writes one")
+        asked = shlex.quote(str(path))
+        raise UsageError(f"there is no plan {path}: dovetail compile --component NAME -o {asked} writes one")
     inputs.check()
     pipeline = inputs.added_to(find_pipeline(subject, source))
     name = check_component(pipeline, component)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +20,8 @@ from .words import words_of
 
 if TYPE_CHECKING:
     from PIL import Image
+
+logger = logging.getLogger(__name__)
 
 INPUTS = "Pictures to begin with"
 _STEP = 16
@@ -108,7 +112,11 @@ class Inputs:
         pictures = {
             name: read_picture(path, name, str(path)) for name, path in self.options().items() if isinstance(path, Path)
         }
-        return {**self.options(), **in_size(pictures, cls, size)}
+        sized = in_size(pictures, cls, size)
+        first = next((name for name in ("image", "control_image") if name in pictures), None)
+        if first is not None and not (size.get("height") or size.get("width")):
+            _tell_rounded(str(self.options()[first]), pictures[first].size, sized[first].size)
+        return {**self.options(), **sized}
 
     def components(self, dtype: Any) -> dict[str, Any]:
         """The ControlNet, as `dovetail.load_pipeline` takes components; raises UsageError where it cannot be read."""
@@ -167,6 +175,16 @@ def read_picture(
             return ImageOps.exif_transpose(picture).convert("L" if parameter == "mask_image" else "RGB")
     except (OSError, Image.DecompressionBombError) as error:
         raise UsageError(f"cannot read a picture from {told}: {error}") from error
+
+
+@functools.cache
+def _tell_rounded(file: str, found: tuple[int, int], taken: tuple[int, int]) -> None:
+    """Says once of a picture that is taken in another size than its own, though no size was typed."""
+    if found != taken:
+        logger.warning(
+            "%s has %d x %d pixels and is taken as %d x %d, multiples of %d, as models take them: --size says another",
+            file, *found, *taken, _STEP,
+        )  # fmt: skip
 
 
 def _rounded(pixels: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -102,9 +103,10 @@ def find_pipeline(name: str, source: Source = AS_IT_IS) -> Pipeline:
 def whole(pipeline: Pipeline, model: str) -> Pipeline:
     """A whole pipeline; raises UsageError where one component's folder was named."""
     if pipeline.only:
+        place, weights = shlex.quote(str(pipeline.place)), shlex.quote(f"{pipeline.only}={model}")
         raise UsageError(
-            f"{model} is one component: name its pipeline, --model {pipeline.place}, and take from that folder what "
-            f"another pipeline is to have: --weights {pipeline.only}={model}"
+            f"{model} is one component: name its pipeline, --model {place}, and take from that folder what another "
+            f"pipeline is to have: --weights {weights}"
         )
     return pipeline
 

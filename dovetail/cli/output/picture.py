@@ -60,9 +60,8 @@ def numbered(path: Path, index: int) -> Path:
     return path.with_stem(f"{path.stem}-{index:03}")
 
 
-def other_size(result: Any, width: int | None, height: int | None) -> str:
-    """What to say of a picture that has another size than was asked for; empty where it has that size."""
-    found = frames_of(result)[0].size
+def other_size(found: tuple[int, int], width: int | None, height: int | None) -> str:
+    """What to say of a picture whose size was found to be another than was asked for; empty where it is that."""
     asked = width or found[0], height or found[1]
     if found == asked:
         return ""

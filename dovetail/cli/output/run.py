@@ -40,7 +40,7 @@ class Run:
 
     def pictures(self, seeds: Sequence[int], saved: Latents | None = None) -> list[Path]:
         """Paints a picture for each seed, or goes on from latents; gives the files, which are numbered if several."""
-        from .picture import numbered, other_size
+        from .picture import frames_of, numbered, other_size
 
         self.pipe.dovetail.keeps_latents = self.latents_to is not None
         files: list[Path] = []
@@ -51,7 +51,7 @@ class Run:
                 save_latents(name(self.latents_to), self._latents(seed))
             files += self._write(result, name(self.output))
         asked = {**self.size, **self.arguments}  # of which a class that paints in the size of a picture takes none
-        warn(other_size(result, asked.get("width"), asked.get("height")))
+        warn(other_size(frames_of(result)[0].size, asked.get("width"), asked.get("height")))
         return files
 
     def _paint(self, seed: int, saved: Latents | None, output: Path) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -102,8 +103,8 @@ def _check_folder_has(name: str, folder: Path, file: Path, found: str, error: We
         return
     raise WeightError(
         f"{file} has {found} and no {name}, and {folder / name} has no weights either: name a folder that has them in "
-        f"config (--config), which does the same as --weights {found}={file} --model FOLDER, or give the component, "
-        f"{name}=… ({error})"
+        f"config (--config), which does the same as --weights {shlex.quote(f'{found}={file}')} --model FOLDER, or give "
+        f"the component, {name}=… ({error})"
     ) from error
 
 

@@ -36,6 +36,7 @@ from ...weights.files import Given, open_weights
 from ..compile_pipeline import compile_opened
 from .building import STEMS, Built, build
 from .checkpoint import built_from
+from .tokenizers import check_tokenizer
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -294,8 +295,8 @@ def _build_all(
     for name in (name for name in indices if not (folder / name).is_dir()):
         raise WeightError(f"{folder} has no {name}: its config.json says what the weights given belong to: download it")
     for name, (library, cls) in classes.items():
+        check_tokenizer(folder, name, library, cls)
         if not (folder / name).is_dir():
-            _refuse_to_make_up(folder, name, cls)
             continue
         one = build(
             library, cls, folder / name, variant, dtype_of(dtypes, name), indices.get(name), reader,
@@ -304,14 +305,6 @@ def _build_all(
         if one is not None:
             built[name] = one
     return built
-
-
-def _refuse_to_make_up(folder: Path, name: str, cls: Any) -> None:
-    """Raises WeightError for a tokenizer without a folder: transformers would make one that knows no word."""
-    if "Tokenizer" in getattr(cls, "__name__", str(cls)):
-        raise WeightError(
-            f"{folder} has no {name}, which its model_index.json names: download it too, a few MB of text"
-        )
 
 
 def _class_in(listing: Mapping[str, Any], cls: Any) -> Any:

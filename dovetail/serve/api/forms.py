@@ -51,13 +51,13 @@ async def read_form(request: Request, files: Collection[str], most: int) -> tupl
     for key, value in items:
         name = key.removesuffix("[]")
         if name in fields or name in found:
-            raise UsageError(f"the form has {name[:100]} twice: one picture at a time")
+            raise UsageError(f"the form has {name[:100]} twice: one picture at a time", field=name[:100])
         if isinstance(value, UploadFile):
             if name not in files:
-                raise UsageError(f"the form has no use for a file {name[:100]!r}")
+                raise UsageError(f"the form has no use for a file {name[:100]!r}", field=name[:100])
             found[name] = await value.read()
         elif name in files:
-            raise UsageError(f"{name} has to be a file of the form: pictures are taken inline only")
+            raise UsageError(f"{name} has to be a file of the form: pictures are taken inline only", field=name)
         else:
             fields[name] = _value(name, value)
     return json.dumps(fields).encode("utf-8", "replace"), found

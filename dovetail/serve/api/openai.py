@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from ...compiler.errors import UsageError
 from ...jobs.job import Job
+from ..guard.refusals import param_of
 from ..work.ticket import Form, Ticket
 from .events import Event, stream, watched
 from .forms import read_form
@@ -84,8 +85,8 @@ def routes(served: Served) -> APIRouter:
         fields, files = await read_form(request, ("image", "mask"), served.settings.body)
         image, mask = files.get("image"), files.get("mask")
         if image is None:
-            raise UsageError("an edit needs a picture: send it as the file image")
-        hole = transparent_part(mask or image, served.settings.bounds)
+            raise UsageError("an edit needs a picture: send it as the file image", field="image")
+        hole = transparent_part(mask or image, "mask" if mask else "image", served.settings.bounds)
         return await _answer(served, request, parsed(fields, Asked), image, hole or mask)
 
     @router.get("/v1/models")
@@ -104,7 +105,7 @@ async def _answer(served: Served, request: Request, asked: Asked, image: bytes |
     _check_model(asked.model, served.settings.model)
     served.settings.bounds.check_count("n", asked.n)
     if asked.background == "transparent":
-        raise UsageError("background is transparent: pictures are painted whole, leave it out")
+        raise UsageError("background is transparent: pictures are painted whole, leave it out", field="background")
     job = asked.job(image, mask)
     if asked.stream:
         return _streamed(served, asked, job, "image_edit" if image else "image_generation")
@@ -142,7 +143,7 @@ _USAGE: Mapping[str, Any] = {
 def _streamed(served: Served, asked: Asked, job: Job, kind: str) -> Response:
     """The answer as events: what there is of the picture now and then, and the picture."""
     if job.count > 1:
-        raise UsageError("a stream has one picture: ask for n=1")
+        raise UsageError("a stream has one picture: ask for n=1", field="n")
     wanted = asked.partial_images or 0
     ticket = served.queue.submit(served.job(job), asked.form, previews=bool(wanted))
     shown: list[int] = []
@@ -167,8 +168,9 @@ def _streamed(served: Served, asked: Asked, job: Job, kind: str) -> Response:
         return told("completed", ticket.files[0], ticket.form.kind, **more)
 
     def failed(error: BaseException) -> list[Event]:
-        message = problem_of(error).message
-        return [("error", {"type": "error", "error": {"message": message, "type": "error", "code": None}})]
+        problem = problem_of(error)
+        told = {"message": problem.message, "type": "error", "param": param_of(problem.field), "code": None}
+        return [("error", {"type": "error", "error": told})]
 
     return stream(watched(served.queue, ticket, progress, end, failed))
 
@@ -178,13 +180,13 @@ def _size(text: str | None) -> tuple[int | None, int | None]:
         return None, None
     found = _SIZE.fullmatch(text)
     if found is None:
-        raise UsageError("size is no size: write width and height, such as 1024x1024, or auto")
+        raise UsageError("size is no size: write width and height, such as 1024x1024, or auto", field="size")
     return int(found[1]), int(found[2])
 
 
 def _check_model(name: str | None, own: str) -> None:
     if name is not None and name != own and not name.startswith(_THEIRS):
-        raise NotFoundError(f"there is no model {name[:100]!r}: this server has {own}")
+        raise NotFoundError(f"there is no model {name[:100]!r}: this server has {own}", field="model")
 
 
 def _model(name: str) -> dict[str, Any]:

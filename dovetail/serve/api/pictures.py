@@ -39,7 +39,7 @@ def inline(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-def transparent_part(data: bytes, bounds: Bounds) -> bytes | None:
+def transparent_part(data: bytes, name: str, bounds: Bounds) -> bytes | None:
     """A mask that is white where a picture is transparent, as OpenAI's masks are; None where it is nowhere so.
 
     Raises UsageError for what is no picture.
@@ -47,17 +47,18 @@ def transparent_part(data: bytes, bounds: Bounds) -> bytes | None:
     from PIL import Image, ImageOps
 
     try:
-        width, height = size_in_head(data, "a picture that was sent")
+        width, height = size_in_head(data, f"the {name} that was sent")
         if width * height > bounds.pixels:
-            raise UsageError(f"a picture has {width} x {height} pixels: send a smaller one")
+            raise UsageError(f"the {name} that was sent has {width} x {height} pixels: send a smaller one")
         with Image.open(io.BytesIO(data), formats=KINDS) as picture:
             if "A" not in picture.getbands() and "transparency" not in picture.info:
                 return None
             alpha = picture.convert("RGBA").getchannel("A")
-    except UsageError:
+    except UsageError as error:
+        error.field = name
         raise
     except Exception as error:  # what Pillow raises for damaged files is of many kinds
-        raise UsageError(f"a picture that was sent is damaged, or no {', '.join(KINDS)}") from error
+        raise UsageError(f"the {name} that was sent is damaged, or no {', '.join(KINDS)}", field=name) from error
     if alpha.getextrema()[0] == 255:
         return None
     file = io.BytesIO()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import HTTPException, Request, Response
@@ -26,11 +27,12 @@ HUNG_UP = 499
 
 @dataclass(frozen=True)
 class Problem:
-    """A status, a sentence, and headers that go with them."""
+    """A status, a sentence, headers that go with them, and the field of the request that is wrong, if one is known."""
 
     status: int
     message: str
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    field: str = ""
 
 
 def problem_of(error: BaseException) -> Problem:
@@ -42,11 +44,11 @@ def problem_of(error: BaseException) -> Problem:
     if isinstance(error, GoneError):
         return Problem(HUNG_UP, "the job was given up")
     if isinstance(error, NotFoundError):
-        return Problem(404, str(error))
+        return Problem(404, str(error), field=error.field)
     if isinstance(error, DoesNotFitError):
         return Problem(422, str(error))
     if isinstance(error, UsageError):
-        return Problem(400, str(error))
+        return Problem(400, str(error), field=error.field)
     if is_out_of_memory(error):
         return Problem(503, "memory ran out while the picture was painted: try a smaller size", {"Retry-After": "5"})
     if isinstance(error, AdapterError):
@@ -71,6 +73,6 @@ class Route(APIRoute):
                 raise
             except Exception as error:
                 problem = problem_of(error)
-                return refusal(request.url.path, problem.status, problem.message, problem.headers)
+                return refusal(request.url.path, problem.status, problem.message, problem.headers, problem.field)
 
         return handler

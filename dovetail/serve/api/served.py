@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import Request
 
 from ...compiler.errors import UsageError
-from ...compiler.schema_errors import told_of
+from ...compiler.schema_errors import field_of, told_of
 from ...jobs.about import About
 from ...jobs.job import Job
 from ...jobs.runner import Painter
@@ -51,12 +51,14 @@ class Served:
     def job(self, job: Job) -> Job:
         """A job with the LoRAs that stand in its prompt, once it is within the bounds, before that and after."""
         self.settings.bounds.check(job)
-        plain, named = taken_from(job.prompt)
+        asked, (plain, named) = dict(job.loras), taken_from(job.prompt)
         job = replace(job, prompt=plain, loras=(*job.loras, *map(_scaled, named)))
         self.settings.bounds.check(job)
         for name, _ in job.loras:
             if name not in self.about.loras:
-                raise UsageError(f"no LoRA is called {name[:100]!r}: there are {', '.join(self.about.loras) or 'none'}")
+                there = ", ".join(self.about.loras) or "none"
+                field = "loras" if name in asked else "prompt"
+                raise UsageError(f"no LoRA is called {name[:100]!r}: there are {there}", field=field)
         return job
 
     async def painted(self, request: Request, job: Job, form: Form, *, previews: bool = False) -> Ticket:
@@ -113,7 +115,7 @@ def parsed(body: bytes, kind: type[T]) -> T:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        raise UsageError(told_of(error)) from error
+        raise UsageError(told_of(error), field=field_of(error)) from error
 
 
 def any_seed(seed: int | None) -> int:
@@ -130,6 +132,7 @@ def _scaled(text: str) -> tuple[str, float]:
     if scale is None:
         raise UsageError(
             f"the prompt asks for the LoRA {name[:100]!r} with {tail[:40]!r}, which is no scale: write "
-            "<lora:NAME:SCALE>, as in <lora:style:0.8>"
+            "<lora:NAME:SCALE>, as in <lora:style:0.8>",
+            field="prompt",
         )
     return name, scale

@@ -15,6 +15,7 @@ from functools import partial
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any
 
+from ...cli.output.picture import other_size
 from ...compiler.errors import DoesNotFitError, UsageError
 from ...jobs.job import Job
 from ...jobs.runner import Batching, Painter
@@ -216,6 +217,7 @@ class Queue:
             self._running.remove(ticket)
         self._end(ticket, state, **ended)
         if state == DONE:
+            _tell_size(ticket)
             self._seconds += 0.2 * (ticket.seconds - self._seconds)
 
     def _end(self, ticket: Ticket, state: str, **what: Any) -> None:
@@ -291,6 +293,13 @@ def _batch_key(job: Job) -> tuple[Any, ...] | None:
     """What jobs that one call can paint have in common; None of one that is painted alone."""
     kind = _kind(job) if job.image is None and job.count == 1 else None
     return None if kind is None else (*kind, job.negative_prompt)
+
+
+def _tell_size(ticket: Ticket) -> None:
+    """Says of a job that is done where its pictures have another size than it asked for."""
+    other = other_size(ticket.size, ticket.job.width, ticket.job.height)
+    if other:
+        logger.warning("a job: %s", other)
 
 
 def _without_frames(error: BaseException) -> BaseException:

@@ -40,9 +40,9 @@ def test_what_holds_no_picture_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_picture_of_another_size_than_was_asked_for_is_told() -> None:
-    result = SimpleNamespace(images=[Image.new("RGB", (48, 32))])
-    assert other_size(result, 48, 32) == other_size(result, None, None) == other_size(result, 48, None) == ""
-    assert other_size(result, 63, 32).startswith("63 x 32 was asked for and 48 x 32 is painted")
+    found = (48, 32)
+    assert other_size(found, 48, 32) == other_size(found, None, None) == other_size(found, 48, None) == ""
+    assert other_size(found, 63, 32).startswith("63 x 32 was asked for and 48 x 32 is painted")
 
 
 @pytest.mark.parametrize("name", ["a", "a.txt", "a.avi"])

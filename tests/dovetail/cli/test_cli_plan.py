@@ -223,3 +223,5 @@ def test_the_name_of_a_file_says_in_which_form_it_is_shown(name: str, begins: st
     result = CliRunner().invoke(app, ["show", "--steps", "1", "--rig", RIG, "-o", str(tmp_path / name)])
     assert result.exit_code == 0, result.output
     assert (tmp_path / name).read_text().lower().lstrip().startswith(begins)
+    assert result.stdout.startswith(f"{tmp_path / name}: ")
+    assert len(result.stdout.splitlines()) == 1

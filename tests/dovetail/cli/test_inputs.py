@@ -237,6 +237,19 @@ def test_a_picture_takes_the_size_that_is_asked_for_where_the_pipeline_takes_non
     assert Image.open(out).size == (32, 48)
 
 
+def test_a_picture_that_is_taken_in_another_size_than_its_own_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "odd.png"
+    Image.new("RGB", (70, 48)).save(file)
+    for _ in range(2):
+        assert Inputs(image=file).arguments(None, {"prompt": "x", "width": None})["image"].size == (64, 48)
+    Inputs(image=file).arguments(None, {"width": 32, "height": 32})
+    assert caplog.messages == [
+        f"{file} has 70 x 48 pixels and is taken as 64 x 48, multiples of 16, as models take them: --size says another"
+    ]
+
+
 @pytest.mark.slow
 def test_a_size_that_a_pipeline_rounds_is_said_where_it_takes_none(sd: Path, tmp_path: Path, picture: Path) -> None:
     words = ["generate", "x", "-m", sd, "-i", picture, "--size", "33x48", "--strength", 0.9, "--steps", 2]

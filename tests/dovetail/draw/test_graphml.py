@@ -18,6 +18,7 @@ from dovetail.compiler.ir.eligibility import marks_by_name
 from dovetail.compiler.ir.program import Program, origin_of, placement_of, tensors_of, weight_name
 from dovetail.compiler.ir.split import source_of
 from dovetail.compiler.spec.residency import Residency
+from dovetail.compiler.units import format_bytes
 from dovetail.draw import as_networkx, graphml
 from tests.dovetail.draw.models import stack
 
@@ -76,7 +77,10 @@ def test_the_command_line_writes_it(tmp_path: Path) -> None:
     one = stack(2)
     one.save(tmp_path / "plan.json", "transformer")
     words = ["show", str(tmp_path / "plan.json"), "--as", "graphml", "-o", str(tmp_path / "graph.graphml")]
-    assert CliRunner().invoke(app, words).exit_code == 0
+    told = CliRunner().invoke(app, words)
+    assert told.exit_code == 0
+    size = format_bytes((tmp_path / "graph.graphml").stat().st_size)
+    assert told.stdout == f"{tmp_path / 'graph.graphml'}: graphml, {size}\n"
     check(one.program, nx.read_graphml(tmp_path / "graph.graphml"), "transformer")
 
 

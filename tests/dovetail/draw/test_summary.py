@@ -104,7 +104,9 @@ def test_full_is_of_the_text_alone(tmp_path: Path) -> None:
 
 def test_a_picture_is_written_to_a_file_or_refused(tmp_path: Path) -> None:
     stack().save(tmp_path / "plan.json")
-    assert shown(str(tmp_path / "plan.json"), "--as", "mermaid", "-o", str(tmp_path / "out.mmd")) == ""
+    assert shown(str(tmp_path / "plan.json"), "--as", "mermaid", "-o", str(tmp_path / "out.mmd")).startswith(
+        f"{tmp_path / 'out.mmd'}: mermaid, "
+    )
     assert (tmp_path / "out.mmd").read_text().startswith("flowchart LR\n")
     result = CliRunner().invoke(app, ["show", str(tmp_path / "plan.json"), "-o", str(tmp_path / "no" / "out.mmd")])
     assert result.exit_code == 2

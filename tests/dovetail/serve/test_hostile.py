@@ -65,6 +65,9 @@ def test_a_picture_of_too_many_pixels_is_told_so_by_its_head(side: int) -> None:
     head = struct.pack(">4sIIBBBBB", b"IHDR", side, side, 8, 6, 0, 0, 0)
     data = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + head + struct.pack(">I", zlib.crc32(head))
     data += struct.pack(">I4sI", 0, b"IDAT", zlib.crc32(b"IDAT"))
-    for opens in (lambda: opened_pictures(Job("a", image=data), BOUNDS), lambda: transparent_part(data, BOUNDS)):
+    for opens in (
+        lambda: opened_pictures(Job("a", image=data), BOUNDS),
+        lambda: transparent_part(data, "image", BOUNDS),
+    ):
         with pytest.raises(UsageError, match="pixels"):
             opens()

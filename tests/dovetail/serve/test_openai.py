@@ -92,25 +92,39 @@ def test_the_models_are_this_one(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "kind", "message"),
+    ("asked", "kind", "message", "param"),
     [
-        ({"size": "256x256"}, openai.UnprocessableEntityError, "needs 9 GiB on sim0: --max-vram 10"),
-        ({"size": "999x16"}, openai.BadRequestError, "width is 999, and may be 1 to 256"),
-        ({"size": "big"}, openai.BadRequestError, "size is no size"),
-        ({"n": 5}, openai.BadRequestError, "n is 5, and may be 1 to 4"),
-        ({"n": 0}, openai.BadRequestError, "n is 0"),
-        ({"model": "sdxl"}, openai.NotFoundError, "there is no model 'sdxl': this server has demo"),
-        ({"extra_body": {"loras": {"red": 1}}}, openai.BadRequestError, "no LoRA is called 'red': there are blue"),
-        ({"extra_body": {"seed": "x"}}, openai.BadRequestError, "seed has to be a whole number, and is a text"),
+        ({"size": "256x256"}, openai.UnprocessableEntityError, "needs 9 GiB on sim0: --max-vram 10", None),
+        ({"size": "999x16"}, openai.BadRequestError, "width is 999, and may be 1 to 256", "size"),
+        ({"size": "big"}, openai.BadRequestError, "size is no size", "size"),
+        ({"n": 5}, openai.BadRequestError, "n is 5, and may be 1 to 4", "n"),
+        ({"n": 0}, openai.BadRequestError, "n is 0", "n"),
+        ({"model": "sdxl"}, openai.NotFoundError, "there is no model 'sdxl': this server has demo", "model"),
+        (
+            {"extra_body": {"loras": {"red": 1}}},
+            openai.BadRequestError,
+            "no LoRA is called 'red': there are blue",
+            "loras",
+        ),
+        ({"extra_body": {"seed": "x"}}, openai.BadRequestError, "seed has to be a whole number, and is a text", "seed"),
+        ({"background": "transparent"}, openai.BadRequestError, "background is transparent", "background"),
+        ({"extra_body": {"loras": {"blue": 1e6}}}, openai.BadRequestError, "and may have -100 to 100", "loras"),
     ],
 )
 def test_what_cannot_be_is_an_error_of_the_client_with_our_words(
-    client: openai.OpenAI, asked: dict[str, Any], kind: type[openai.APIStatusError], message: str
+    client: openai.OpenAI, asked: dict[str, Any], kind: type[openai.APIStatusError], message: str, param: str | None
 ) -> None:
     for _ in range(2):
         with pytest.raises(kind) as told:
             client.images.generate(prompt="a", **asked)
         assert message in told.value.message
+        assert told.value.param == param
+
+
+def test_an_edit_whose_picture_is_none_names_the_file(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="the image that was sent is damaged") as told:
+        client.images.edit(prompt="a", image=b"no picture")
+    assert told.value.param == "image"
 
 
 def test_another_key_is_refused(client: openai.OpenAI) -> None:

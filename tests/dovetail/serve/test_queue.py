@@ -56,6 +56,20 @@ def test_jobs_are_painted_in_their_order_each_once() -> None:
     assert {one.state for one in tickets} == {"done"}
 
 
+def test_a_job_whose_size_is_rounded_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Rounding(Brush):
+        def run(self, job: Job, on_step: OnStep) -> list[Image.Image]:
+            return [one.crop((0, 0, one.width // 8 * 8, one.height // 8 * 8)) for one in super().run(job, on_step)]
+
+    queue = Queue([Rounding()], 9)
+    finished(*(queue.submit(Job("a", width=width, height=height, count=2)) for width, height in ((64, 32), (64, 35))))
+    wait(lambda: bool(caplog.messages))
+    queue.close()
+    queue.join()
+    (said,) = caplog.messages
+    assert said.startswith("a job: 64 x 35 was asked for and 64 x 32 is painted: this pipeline rounds sizes")
+
+
 def test_several_painters_share_one_queue_and_paint_each_job_once() -> None:
     brushes = [Brush(), Brush(), Brush()]
     queue = Queue(brushes, 200)

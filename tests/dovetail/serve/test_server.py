@@ -23,7 +23,8 @@ from dovetail.jobs.runner import OnStep
 from dovetail.serve.api.served import Served
 from dovetail.serve.app import application
 from dovetail.serve.guard.connections import Connection
-from dovetail.serve.server import Server, address_of, bound
+from dovetail.serve.server import Server, address_of, bound, last_words
+from dovetail.serve.work.ticket import RUNNING, WAITING, Ticket
 from testbed.serving import Brush, running, served_by
 
 
@@ -241,6 +242,25 @@ def test_at_the_end_an_answer_that_nobody_takes_is_not_waited_for() -> None:
         wait(lambda: bool(brush.painted) and not served.queue.tickets())
         server.handle_exit(signal.SIGTERM, None)
         assert thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("running", "waiting", "said"),
+    [
+        (0, 0, ""),
+        (1, 0, "the server ends when what is painted is finished (1 job); ask again to end now"),
+        (2, 1, "is finished (2 jobs), and 1 job that waits is told that it ends; ask again to end now"),
+        (1, 3, "is finished (1 job), and 3 jobs that wait are told that it ends; ask again to end now"),
+        (0, 1, "the server ends: 1 job that waits is told that it ends"),
+    ],
+)
+def test_at_the_end_it_says_how_many_jobs_it_finishes_and_how_many_it_does_not_begin(
+    running: int, waiting: int, said: str
+) -> None:
+    states = [RUNNING] * running + [WAITING] * waiting
+    told = last_words([Ticket(Job("a"), state=state) for state in states])
+    assert told.endswith(said)
+    assert bool(told) == bool(said)
 
 
 def test_a_second_signal_ends_it_while_it_paints() -> None:

@@ -12,7 +12,19 @@ from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.units import parse_bytes
 from dovetail.passes.fit.lacking import lacking, problem_of
 from dovetail.passes.fit.search import fits, peaks, search
-from dovetail.passes.fit.ways_out import Outcome, Trial, WayOut, best_first, line_of, refusal, said_of, ways_out
+from dovetail.passes.fit.ways_out import (
+    CHUNKS,
+    LARGER,
+    Outcome,
+    Trial,
+    WayOut,
+    _first,
+    best_first,
+    line_of,
+    refusal,
+    said_of,
+    ways_out,
+)
 from dovetail.passes.fit.workload import Asked, Budgets, Load
 
 from .test_search import CPU, FAST, MIB, SLOW, budgets, load, machine, pipeline
@@ -97,6 +109,13 @@ def test_a_budget_that_was_typed_is_named_and_may_be_raised() -> None:
     for device in (FAST, CPU):
         needed = max(nbytes for (_, one), nbytes in peaks(found.solution, given).items() if one == device)
         assert max(needed, given.of(device)) <= parse_bytes(amounts[device.name]) < free[device]
+
+
+def test_a_larger_budget_is_named_where_there_are_more_ways_than_are_named() -> None:
+    one = outs(pipeline(diffusion=Asked((SLOW,), Residency.DEVICE)), budgets(1000, 100, 1000))[0]
+    every = [replace(one, what=what) for what in ("other devices", "weights kept elsewhere", CHUNKS, LARGER, "other")]
+    for most, named in ((5, [0, 1, 2, 3, 4]), (4, [0, 1, 2, 3]), (3, [0, 1, 3]), (2, [0, 3]), (1, [0])):
+        assert _first(every, most) == [every[index] for index in named]
 
 
 def test_a_larger_budget_is_searched_with_all_left_open_where_what_was_asked_never_fits() -> None:

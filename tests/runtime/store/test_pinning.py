@@ -6,8 +6,7 @@ import gc
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from multiprocessing import resource_sharer
 from multiprocessing.reduction import ForkingPickler
 from types import SimpleNamespace
@@ -23,6 +22,7 @@ from dovetail.runtime import sim
 from dovetail.runtime.devices.accelerator import accelerator_of
 from dovetail.runtime.sim.copies import is_pinned
 from dovetail.runtime.store.pinning import pin_in_place
+from tests.threads import beside
 
 from .test_resting import eager_threads as eager_threads
 
@@ -171,47 +171,31 @@ def test_another_thread_computes_with_it_meanwhile_and_sees_one_number() -> None
     weights = [parameter(32, 32) for _ in range(40)]
     x = torch.randn(4, 32)
     expected = [nn.functional.linear(x, one.detach().clone()) for one in weights]
-    over, wrong = threading.Event(), []
+    wrong = []
 
-    def compute() -> None:
+    def compute(over: threading.Event) -> None:
         with torch.no_grad():
             while not over.is_set():
                 for one, answer in zip(weights, expected, strict=True):
                     if not torch.equal(nn.functional.linear(x, one), answer):
                         wrong.append(one)
 
-    thread = threading.Thread(target=compute)
-    thread.start()
-    try:
+    with beside(compute):
         for _ in range(3):
             left, _ = pin_in_place(weights, accelerator_of(SIM0))
             assert len(left) == len(weights)
-    finally:
-        over.set()
-        thread.join()
     assert not wrong
     assert pinned(*weights)
 
 
-@contextmanager
-def beside(thread: threading.Thread, over: threading.Event) -> Iterator[None]:
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
 def test_a_method_that_another_thread_runs_on_a_weight_keeps_its_memory() -> None:
     weight = nn.Parameter(torch.ones(1000, 1000), requires_grad=False)
-    over = threading.Event()
 
-    def work() -> None:
+    def work(over: threading.Event) -> None:
         while not over.is_set():
             weight.exp()
 
-    with beside(threading.Thread(target=work), over):
+    with beside(work):
         for _ in range(20):
             assert not pinned(weight)
 
@@ -224,16 +208,15 @@ class Monitor(threading.Thread):
     ("name", "moves"), [("dovetail-lane-cuda:0", True), ("dovetail painter 0", False), ("m", False)]
 )
 def test_nothing_moves_beside_threads_but_those_that_work_on_no_weight(name: str, moves: bool) -> None:
-    weight, over = parameter(), threading.Event()
-    with beside(threading.Thread(target=over.wait, name=name), over):
+    weight = parameter()
+    with beside(threading.Event.wait, name):
         assert pinned(weight) == moves
     assert pinned(weight)
 
 
 def test_the_monitor_of_bars_is_told_by_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    over = threading.Event()
     monkeypatch.setitem(sys.modules, "tqdm", SimpleNamespace(TMonitor=Monitor))
-    with beside(Monitor(target=over.wait), over):
+    with beside(threading.Event.wait, kind=Monitor):
         assert pinned(parameter())
 
 
