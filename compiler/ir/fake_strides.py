@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 aten = torch.ops.aten
 
 Sizes = Sequence[int]
+Layout = tuple[Sizes, Sizes]
+"""Sizes and strides."""
 
 _VIEWS = frozenset({aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default})
 _LIKE = frozenset(
@@ -76,39 +78,60 @@ def _as_in_eager(mode: FakeTensorMode, func: Any, args: Sequence[Any], kwargs: M
     """A result of an operation, with eager's strides."""
     if not isinstance(made, FakeTensor) or not any(type(size) is int and size == 1 for size in made.shape):
         return made  # asking a symbol whether it is 1 would decide that it is not
-    wanted = _strides(func, args, kwargs, made)
-    if wanted is None or wanted == made.stride():
+    operands = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
+    laid = [_layout(one) for one in (made, *operands)]
+    if not operands or None in laid:
         return made
+    wanted = _strides(func, kwargs, cast("list[Layout]", laid[1:]), cast("Layout", laid[0])[0])
+    if wanted is None or wanted == cast("Layout", laid[0])[1]:
+        return made
+    if not all(type(one) is int for one in (*made.shape, *made.stride())):
+        wanted = _in_symbols(wanted, made, operands[0])
     with mode:
         if func in _VIEWS:
             return made.as_strided(made.shape, wanted, made.storage_offset())
         return torch.empty_strided(made.shape, wanted, dtype=made.dtype, device=made.device)
 
 
-def _strides(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Tensor) -> tuple[int, ...] | None:
-    """The strides of eager's result; None where no rule here says it, or where sizes are symbols."""
-    operands = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
-    if not operands or not all(_is_known(one) for one in (made, *operands)):
-        return None
-    first = operands[0]
+def _strides(func: Any, kwargs: Mapping[str, Any], operands: Sequence[Layout], shape: Sizes) -> tuple[int, ...] | None:
+    """The strides of eager's result, of operands of such layouts; None where no rule here says it."""
+    sizes, stride = operands[0]
     if func in _VIEWS:
-        return strides_of_view(first.shape, first.stride(), made.shape) if first.numel() else None
+        return strides_of_view(sizes, stride, shape) if all(sizes) else None
     name = func._schema.name.rpartition("::")[2]
     if name in _LIKE:
         is_kept = kwargs.get("memory_format") in (None, torch.preserve_format)
-        return first.stride() if is_kept and _is_dense(first.shape, first.stride()) else None
+        return tuple(stride) if is_kept and _is_dense(sizes, stride) else None
     if func.name() in _CONTIGUOUS:
-        return _dense(made.shape, range(made.dim()))
+        return _dense(shape, range(len(shape)))
     if (func not in _UNTOLD and torch.Tag.pointwise not in func.tags) or func._schema.is_mutable or "out" in kwargs:
         return None
     with_number = len(operands) == 1 and name in _OF_NUMBERS
-    named: list[tuple[Sizes, Sizes]] = [(one.shape, one.stride()) for one in operands]
-    return strides_of_elementwise([*named, *([((), ())] if with_number else ())], made.shape)
+    return strides_of_elementwise([*operands, *([((), ())] if with_number else ())], shape)
 
 
-def _is_known(tensor: Tensor) -> bool:
-    """Whether no size or stride is a symbol."""
-    return all(type(one) is int for one in (*tensor.shape, *tensor.stride()))
+def _layout(tensor: Tensor) -> Layout | None:
+    """The sizes and strides, of symbols those in the example, whose use decides nothing; None where one has none."""
+    found = [(one if type(one) is int else _example(one)) for one in (*tensor.shape, *tensor.stride())]
+    return None if None in found else (tuple(found[: tensor.dim()]), tuple(found[tensor.dim() :]))  # type: ignore[arg-type]
+
+
+def _example(symbol: Any) -> int | None:
+    return int(symbol.node.hint) if symbol.node.has_hint() else None
+
+
+def _in_symbols(wanted: Sizes, made: Tensor, operand: Tensor) -> tuple[Any, ...]:
+    """These strides of the example in symbols, where sizes are 1; elsewhere, and where none is of that number, as made.
+
+    So the memory of a value is the same whatever the symbols are.
+    """
+    steps = [one for tensor in (made, operand) for one in tensor.stride()]
+    steps += [size * one for tensor in (made, operand) for size, one in zip(tensor.shape, tensor.stride(), strict=True)]
+    known = {one if type(one) is int else _example(one): one for one in steps}
+    return tuple(
+        known.get(step, one) if type(size) is int and size == 1 else one
+        for step, size, one in zip(wanted, made.shape, made.stride(), strict=True)
+    )
 
 
 def strides_of_view(shape: Sizes, stride: Sizes, wanted: Sizes) -> tuple[int, ...] | None:
