@@ -25,11 +25,42 @@ Layout = tuple[Sizes, Sizes]
 
 _VIEWS = frozenset({aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default})
 _LIKE = frozenset(
-    {"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "clone", "_to_copy", "nan_to_num"}
+    {
+        "empty_like",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "rand_like",
+        "randn_like",
+        "clone",
+        "_to_copy",
+        "nan_to_num",
+        "hardtanh",
+        "relu6",
+    }
 )
 """The operations whose results have the strides of their operand, where it has no gaps and no format is given."""
 _OF_NUMBERS = frozenset(
-    {"add", "sub", "mul", "div", "rsub", "eq", "ne", "lt", "le", "gt", "ge", "remainder", "fmod", "floor_divide"}
+    {
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "rsub",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "remainder",
+        "fmod",
+        "floor_divide",
+        "xlogy",
+        "copysign",
+        "__lshift__",
+        "__rshift__",
+    }
 )
 """The operations that make an operand without dimensions of a number that they are given."""
 _CONTIGUOUS = frozenset({"aten::masked_fill.Scalar", "aten::masked_fill.Tensor", "aten::pow.Scalar"})
@@ -78,6 +109,8 @@ def _as_in_eager(mode: FakeTensorMode, func: Any, args: Sequence[Any], kwargs: M
     """A result of an operation, with eager's strides."""
     if not isinstance(made, FakeTensor) or not any(type(size) is int and size == 1 for size in made.shape):
         return made  # asking a symbol whether it is 1 would decide that it is not
+    if made.layout is not torch.strided:
+        return made
     operands = [one for one in (*args, *kwargs.values()) if isinstance(one, Tensor)]
     laid = [_layout(one) for one in (made, *operands)]
     if not operands or None in laid:
@@ -85,12 +118,15 @@ def _as_in_eager(mode: FakeTensorMode, func: Any, args: Sequence[Any], kwargs: M
     wanted = _strides(func, kwargs, cast("list[Layout]", laid[1:]), cast("Layout", laid[0])[0])
     if wanted is None or wanted == cast("Layout", laid[0])[1]:
         return made
+    if func not in _VIEWS and any(made.untyped_storage()._cdata == one.untyped_storage()._cdata for one in operands):
+        return made  # an operand itself
     if not all(type(one) is int for one in (*made.shape, *made.stride())):
         wanted = _in_symbols(wanted, made, operands[0])
     with mode:
         if func in _VIEWS:
             return made.as_strided(made.shape, wanted, made.storage_offset())
-        return torch.empty_strided(made.shape, wanted, dtype=made.dtype, device=made.device)
+        # a model that is traced may be told another device than the fake's own
+        return torch.empty_strided(made.shape, wanted, dtype=made.dtype, device=made.fake_device)
 
 
 def _strides(func: Any, kwargs: Mapping[str, Any], operands: Sequence[Layout], shape: Sizes) -> tuple[int, ...] | None:

@@ -141,12 +141,15 @@ def visits_in(run: DryRun, planned: Planned, rig: Rig, main: Device) -> Iterator
     """
     came: Counter[Device] = Counter()
     before: Counter[Device] = Counter()
+    left: Counter[torch.device] | None = None
     for one in run.moments:
-        left = run.left(one)
+        earlier, left = left, run.left(one)
+        earlier = _most(left, earlier) if earlier is not None else left  # what is replaced on the way was there
         each = planned.get(one.key, []) if one.key is not None else []
         call = each[one.turn % len(each)] if each else None
         held, since, after, unread = (
-            _by_device(Counter(some) + left, run, rig, main) for some in (one.held, one.since, one.after, one.unread)
+            _by_device(Counter(some) + there, run, rig, main)
+            for some, there in ((one.held, left), (one.since, earlier), (one.after, left), (one.unread, earlier))
         )
         beside = _going_on(one.going, run, planned, rig, main)
         most = _sum(since | unread, before) if one.going or not one.unread else since | _sum(unread, before)
@@ -186,6 +189,11 @@ def _going_on(going: Sequence[Going], run: DryRun, planned: Planned, rig: Rig, m
         found += call.copied
         most |= Counter({here: call.values.get(here, 0) - held})
     return found + most
+
+
+def _most(one: Counter[torch.device], other: Counter[torch.device]) -> Counter[torch.device]:
+    """The larger of two numbers of bytes, which may be less than nothing, by device."""
+    return Counter({device: max(one[device], other[device]) for device in {*one, *other}})
 
 
 def _sum(*some: Mapping[Device, int]) -> Counter[Device]:

@@ -202,10 +202,15 @@ class Generation:
         other._others = tuple(others)
         return other
 
-    def after(self, beyond: Callable[[frozenset[Hashable]], Counter[Device]]) -> Generation:
+    def after(self, beyond: Callable[[frozenset[Hashable] | None], Counter[Device]]) -> Generation:
         """This plan where a call of another kind has left more, by the attributes that still have it."""
         other = self.on(self._rigs, self.rig)
-        other._visits = [one.beside(beyond(one.still)) for one in self._visits]
+        before = beyond(None)
+        other._visits = []
+        for one in self._visits:
+            now = beyond(one.still)
+            other._visits.append(one.beside(now, before | now))
+            before = now
         return other
 
     @cached_property

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from ..compiler.devices.device import Device
 from ..runtime.devices.accelerator import accelerator_of
@@ -60,7 +61,8 @@ class Lasting:
     def left(self) -> Left:
         """What the call leaves in the pipeline, to be asked at the end."""
         kept = {key: _pieces(tensors) for key, tensors in _kept_by(self._objects)}
-        return Left([None if one is None else weakref.ref(one) for one in self._originals], kept)
+        names = self._names | {(number, name) for number, one in enumerate(self._objects) for name in vars(one)}
+        return Left([None if one is None else weakref.ref(one) for one in self._originals], kept, names)
 
     def _is_as_before(self, key: Key, tensors: Sequence[torch.Tensor]) -> bool:
         before, empty = self._before.get(key, []), self._empty.get(key)
@@ -73,28 +75,33 @@ class Lasting:
 class Left:
     """What a planned call leaves in the pipeline and its schedulers, each attribute's pieces of memory.
 
-    It keeps nothing alive.
+    ``names`` are the attributes that there were before the call or after it. It keeps nothing alive.
     """
 
     originals: Sequence[weakref.ref[Any] | None]
     kept: Mapping[Key, set[Piece]]
+    names: Set[Key]
 
     def placed(self, device_of: Callable[[torch.device], Device]) -> Left:
         """The same where the devices of the call stand for others."""
         kept = {key: {(device_of(one[0]).torch, *one[1:]) for one in pieces} for key, pieces in self.kept.items()}
-        return Left(self.originals, kept)
+        return Left(self.originals, kept, self.names)
 
-    def beyond(self, devices: Iterable[Device]) -> Callable[[frozenset[Hashable]], Counter[Device]] | None:
+    def beyond(self, devices: Iterable[Device]) -> Callable[[frozenset[Hashable] | None], Counter[Device]] | None:
         """What is there now and would not be if a call of the kind had been the last, by the attributes that have it.
 
-        Of these devices alone; None where nothing is.
+        What other calls have put in attributes of their own stays; without attributes it is what all have. Of these
+        devices alone; None where nothing is.
         """
         names = {device.torch: device for device in devices}
         now = {key: _pieces(tensors) for key, tensors in _kept_by([one and one() for one in self.originals])}
 
-        def beyond(still: frozenset[Hashable]) -> Counter[Device]:
-            more = _bytes_of(now, still) - _bytes_of(self.kept, still)
-            return Counter({names[device]: nbytes for device, nbytes in more.items() if device in names})
+        others = now.keys() - self.names
+
+        def beyond(still: frozenset[Hashable] | None) -> Counter[Device]:
+            keys = frozenset(now.keys() | self.kept.keys()) if still is None else still | others
+            more = _bytes_of(now, keys) - _bytes_of(self.kept, keys)
+            return Counter({names[device]: nbytes for device, nbytes in (+more).items() if device in names})
 
         return beyond if any(beyond(frozenset([key])) for key in now) else None
 
@@ -143,5 +150,5 @@ def _leaves(value: Any) -> Iterator[torch.Tensor]:
     """The tensors in an attribute."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, (list, tuple)):
-        yield from (item for item in value if isinstance(item, torch.Tensor))
+    elif isinstance(value, (list, tuple, dict)):
+        yield from (item for item in pytree.tree_leaves(value) if isinstance(item, torch.Tensor))

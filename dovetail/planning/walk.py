@@ -38,9 +38,9 @@ class Visit:
     since: Bytes
     still: frozenset[Hashable] = frozenset()
 
-    def beside(self, nbytes: Counter[Device]) -> Visit:
-        """The same where so much more is there."""
-        return replace(self, held=nbytes + Counter(self.held), since=nbytes + Counter(self.since)) if nbytes else self
+    def beside(self, now: Counter[Device], before: Counter[Device]) -> Visit:
+        """The same where so much more is there now, and before."""
+        return replace(self, held=now + Counter(self.held), since=before + Counter(self.since))
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def show(
         from ...draw.schema import Shown
 
         put(json_text(Shown.model_json_schema()), output)
-        _tell(output, told_as)
+        _tell(None if json else output, told_as)
         return
     from ...plans.budgets import too_small_budgets
 
@@ -101,7 +101,7 @@ def show(
 
     write = put_page if told_as == "html" else put
     write(asked.answered(("show", told_as, depth, subject, width()), make).told, output)
-    _tell(output, told_as)
+    _tell(None if json else output, told_as)
 
 
 def _tell(output: Path | None, form: str) -> None:

@@ -79,6 +79,8 @@ def check_writable(path: Path) -> None:
     """Raises UsageError, before any work is done, when a file cannot be written there."""
     if path.is_dir():
         raise UsageError(f"cannot write {path}: it is a folder; name a file in it")
+    if Path("/dev") in path.absolute().parents or (path.exists() and not path.is_file()):
+        raise UsageError(f"cannot write {path}: it is no file, which would take its place; leave it out to print")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
     if not os.access(path.absolute().parent, os.W_OK):
