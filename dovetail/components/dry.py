@@ -66,8 +66,9 @@ class DryCall:
 class Moment:
     """A call of a dry run, or its end (None): what the pipeline held then, and at most since the one before, by device.
 
-    ``still`` are the attributes of the pipeline that were as before the call, so that a later call has there what this
-    one leaves. ``after`` is what it holds once it has the answer, which a program brings where it does not compute.
+    ``changed`` are the attributes of the pipeline that were not as before the call any more: a later call has in the
+    others what this one leaves. ``after`` is what it holds once it has the answer, which a program brings where it does
+    not compute.
 
     ``turn`` is the number of a call that may go on while its caller does, among those that nobody has read, which are
     ``going``. ``unread`` is the most that the pipeline held from the call before on until somebody read one.
@@ -76,7 +77,7 @@ class Moment:
     key: tuple[Call, Any] | None
     held: Mapping[torch.device, int]
     since: Counter[torch.device]
-    still: frozenset[Hashable]
+    changed: frozenset[Hashable]
     after: Mapping[torch.device, int] = field(default_factory=dict)
     turn: int = 0
     going: tuple[Going, ...] = ()
@@ -122,7 +123,7 @@ class DryRun:
 
     ``moments`` has each call, with what the pipeline held at it: all that is there now and was not ``before``, on
     devices that count their bytes, and earlier answers on others. ``inputs`` has for each input of a kind of call the
-    device on which it lay, None where that differed. ``still`` says what `Moment` has. ``main`` is the device of the
+    device on which it lay, None where that differed. ``changed`` says what `Moment` has. ``main`` is the device of the
     pipeline's own tensors, which stands for its main device: another one, or the host, where devices are open, are not
     here or have no room for them. ``own`` has by component what its own Python computes between the parts that it
     calls. ``room`` has the bytes beyond ``before`` that may be held; a call with whose answer it would be more raises
@@ -131,7 +132,7 @@ class DryRun:
 
     before: dict[torch.device, int] = field(default_factory=dict)
     room: Mapping[Device, int] = field(default_factory=dict)
-    still: Callable[[], frozenset[Hashable]] = frozenset
+    changed: Callable[[], frozenset[Hashable]] = frozenset
     moments: list[Moment] = field(default_factory=list)
     inputs: dict[tuple[Call, Any], tuple[torch.device | None, ...]] = field(default_factory=dict)
     main: torch.device = HOST
@@ -250,17 +251,17 @@ class DryRun:
         """Notes what the pipeline holds at a call, or at the end."""
         since, held = self._taken() | self._most(), self._bytes_alive()
         going, unread, self._unread = tuple(self._going), self._unread, Counter[torch.device]()
-        self.moments.append(Moment(key, held, held | since, self.still(), going=going, unread=unread))
+        self.moments.append(Moment(key, held, held | since, self.changed(), going=going, unread=unread))
 
     def end(self, beyond: Callable[[frozenset[Hashable]], Counter[torch.device]]) -> None:
         """Notes the end of the pipeline's call, and what it leaves ``beyond`` it."""
         self.note(None)
-        for still in dict.fromkeys(one.still for one in self.moments):
-            self._left[still] = beyond(still)
+        for changed in dict.fromkeys(one.changed for one in self.moments):
+            self._left[changed] = beyond(changed)
 
     def left(self, moment: Moment) -> Counter[torch.device]:
         """What an earlier call has left of each device, that is still there at a moment."""
-        return self._left.get(moment.still, Counter())
+        return self._left.get(moment.changed, Counter())
 
     def _taken(self) -> Counter[torch.device]:
         """What was held at most before what is asked for next, which is noted once."""
@@ -335,12 +336,12 @@ class DryRun:
     def _again(self, ran: _Ran) -> Any:
         """Notes the calls within a call once more, by what the pipeline holds now, and returns zeros."""
         self._add(ran.component, ran.own)
-        now, since, still = self._bytes_alive(), self._taken() | self._most(), self.still()
+        now, since, changed = self._bytes_alive(), self._taken() | self._most(), self.changed()
         first = len(self.moments)
         for one in ran.moments:
             held, most = _moved(one.held, ran.before, now), _moved(one.since, ran.before, now)
             after = _moved(one.after, ran.before, now) if one.after else {}
-            self.moments.append(Moment(one.key, held, most, still, after))
+            self.moments.append(Moment(one.key, held, most, changed, after))
             if one.key is not None:
                 self.times[one.key] += 1
         result = pytree.tree_map(zeros_like, ran.result)

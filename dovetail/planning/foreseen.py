@@ -154,7 +154,7 @@ def visits_in(run: DryRun, planned: Planned, rig: Rig, main: Device) -> Iterator
         beside = _going_on(one.going, run, planned, rig, main)
         most = _sum(since | unread, before) if one.going or not one.unread else since | _sum(unread, before)
         at_call = _sum(held, beside, call.copied if call is not None else {})
-        yield Visit(call, at_call, most | came, one.still)
+        yield Visit(call, at_call, most | came, one.changed)
         now = Going(one.key, one.turn, {}) if one.key is not None and len(each) > 1 else None
         before = _going_after(one, now, run, planned, rig, main)
         own = call.program.main if call is not None else None  # of which its program counts the results

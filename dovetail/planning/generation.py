@@ -202,13 +202,13 @@ class Generation:
         other._others = tuple(others)
         return other
 
-    def after(self, beyond: Callable[[frozenset[Hashable] | None], Counter[Device]]) -> Generation:
-        """This plan where a call of another kind has left more, by the attributes that still have it."""
+    def after(self, beyond: Callable[[frozenset[Hashable]], Counter[Device]]) -> Generation:
+        """This plan where a call of another kind has left more, less what is in attributes that are changed."""
         other = self.on(self._rigs, self.rig)
-        before = beyond(None)
+        before = beyond(frozenset())
         other._visits = []
         for one in self._visits:
-            now = beyond(one.still)
+            now = beyond(one.changed)
             other._visits.append(one.beside(now, before | now))
             before = now
         return other

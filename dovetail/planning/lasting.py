@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,34 +39,33 @@ class Lasting:
         self._before = {key: [weakref.ref(one) for one in tensors] for key, tensors in _kept_by(objects)}
         self._of_originals = {piece for _, tensors in _kept_by([*originals.values()]) for piece in _pieces(tensors)}
         self._copied = {key: _pieces(tensors) - self._of_originals for key, tensors in _kept_by(objects)}
-        self._names = {(number, name) for number, one in enumerate(objects) for name in vars(one)}
+        self._names = _names_of(objects)
         self._empty = {key: one for key in self._names if _is_empty(one := vars(objects[key[0]])[key[1]])}
 
-    def still(self) -> frozenset[Hashable]:
-        """The attributes that are what they were at the beginning."""
-        now = dict(_kept_by(self._objects))
-        return frozenset(key for key in self._names | now.keys() if self._is_as_before(key, now.get(key, [])))
+    def changed(self) -> frozenset[Hashable]:
+        """The attributes that are not what they were at the beginning."""
+        now, names = dict(_kept_by(self._objects)), _names_of(self._objects)
+        return frozenset(key for key in names | self._names if not self._is_as_before(key, now.get(key, [])))
 
-    def beyond(self, still: frozenset[Hashable]) -> Counter[torch.device]:
-        """What another call has on devices where these attributes are still those of this one, by device.
+    def beyond(self, changed: frozenset[Hashable]) -> Counter[torch.device]:
+        """What another call has on devices in the attributes that are not changed, as this one leaves them, by device.
 
         To be asked at the end. Less what this call had there, copies of what an earlier one had left: it counted them
         among its own, and it may be less than nothing.
         """
         now = {key: _pieces(tensors) - self._of_originals for key, tensors in _kept_by(self._objects)}
-        found = _bytes_of(now, still)
-        found.subtract(_bytes_of(self._copied, still))
+        found = _bytes_of(now, changed)
+        found.subtract(_bytes_of(self._copied, changed))
         return found
 
     def left(self) -> Left:
         """What the call leaves in the pipeline, to be asked at the end."""
         kept = {key: _pieces(tensors) for key, tensors in _kept_by(self._objects)}
-        names = self._names | {(number, name) for number, one in enumerate(self._objects) for name in vars(one)}
-        return Left([None if one is None else weakref.ref(one) for one in self._originals], kept, names)
+        return Left([None if one is None else weakref.ref(one) for one in self._originals], kept)
 
     def _is_as_before(self, key: Key, tensors: Sequence[torch.Tensor]) -> bool:
         before, empty = self._before.get(key, []), self._empty.get(key)
-        if empty is not None and vars(self._objects[key[0]]).get(key[1]) is not empty:
+        if key not in self._names or (empty is not None and vars(self._objects[key[0]]).get(key[1]) is not empty):
             return False
         return len(before) == len(tensors) and all(was() is one for was, one in zip(before, tensors, strict=True))
 
@@ -75,35 +74,31 @@ class Lasting:
 class Left:
     """What a planned call leaves in the pipeline and its schedulers, each attribute's pieces of memory.
 
-    ``names`` are the attributes that there were before the call or after it. It keeps nothing alive.
+    It keeps nothing alive.
     """
 
     originals: Sequence[weakref.ref[Any] | None]
     kept: Mapping[Key, set[Piece]]
-    names: Set[Key]
 
     def placed(self, device_of: Callable[[torch.device], Device]) -> Left:
         """The same where the devices of the call stand for others."""
         kept = {key: {(device_of(one[0]).torch, *one[1:]) for one in pieces} for key, pieces in self.kept.items()}
-        return Left(self.originals, kept, self.names)
+        return Left(self.originals, kept)
 
-    def beyond(self, devices: Iterable[Device]) -> Callable[[frozenset[Hashable] | None], Counter[Device]] | None:
-        """What is there now and would not be if a call of the kind had been the last, by the attributes that have it.
+    def beyond(self, devices: Iterable[Device]) -> Callable[[frozenset[Hashable]], Counter[Device]] | None:
+        """What is there now and would not be if a call of the kind had been the last, less the attributes it changed.
 
-        What other calls have put in attributes of their own stays; without attributes it is what all have. Of these
-        devices alone; None where nothing is.
+        Of these devices alone; None where nothing is.
         """
         names = {device.torch: device for device in devices}
         now = {key: _pieces(tensors) for key, tensors in _kept_by([one and one() for one in self.originals])}
 
-        others = now.keys() - self.names
-
-        def beyond(still: frozenset[Hashable] | None) -> Counter[Device]:
-            keys = frozenset(now.keys() | self.kept.keys()) if still is None else still | others
-            more = _bytes_of(now, keys) - _bytes_of(self.kept, keys)
+        def beyond(changed: frozenset[Hashable]) -> Counter[Device]:
+            more = _bytes_of(now, changed) - _bytes_of(self.kept, changed)
             return Counter({names[device]: nbytes for device, nbytes in (+more).items() if device in names})
 
-        return beyond if any(beyond(frozenset([key])) for key in now) else None
+        every = now.keys() | self.kept.keys()
+        return beyond if any(beyond(frozenset(every - {key})) for key in now) else None
 
 
 def _originals(pipe: Any, copies: Container[int]) -> dict[int, Any]:
@@ -127,16 +122,21 @@ def _kept_by(objects: Sequence[Any]) -> Iterator[tuple[Key, list[torch.Tensor]]]
                 yield (number, name), tensors
 
 
+def _names_of(objects: Sequence[Any]) -> set[Key]:
+    """The attributes of objects, each with the number of its object."""
+    return {(number, name) for number, one in enumerate(objects) for name in vars(one)}
+
+
 def _pieces(tensors: Sequence[torch.Tensor]) -> set[Piece]:
     """Each piece of memory that tensors lie in."""
     starts = [(leaf, leaf.data_ptr() - int(leaf.storage_offset()) * leaf.itemsize) for leaf in tensors]
     return {(leaf.device, start, leaf.untyped_storage().nbytes()) for leaf, start in starts}
 
 
-def _bytes_of(kept: Mapping[Key, set[Piece]], keys: frozenset[Hashable]) -> Counter[torch.device]:
-    """The bytes of what attributes keep by device, each piece once."""
+def _bytes_of(kept: Mapping[Key, set[Piece]], but: frozenset[Hashable]) -> Counter[torch.device]:
+    """The bytes of what attributes keep ``but`` for some by device, each piece once."""
     found: Counter[torch.device] = Counter()
-    for device, _, nbytes in {piece for key in kept.keys() & keys for piece in kept[key]}:
+    for device, _, nbytes in {piece for key in kept.keys() - but for piece in kept[key]}:
         found[device] += nbytes
     return found
 

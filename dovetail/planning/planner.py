@@ -231,7 +231,7 @@ class Planner:
             own = handle.own_on(main, draft)
             with own, self.tiles.within(handle, draft.plan.tiles), isolation as call, running_dry(run):
                 lasting = Lasting(call.copies, pipe)
-                run.still = lasting.still
+                run.changed = lasting.changed
                 run.picture = makes(copy_context().run(call))  # what a component sets context variables to
                 run.end(lasting.beyond)
                 run.leaves = lasting.left()
@@ -249,7 +249,7 @@ class Planner:
                 raise
             logger.info("the plan of %s ends early: %s: %s", cls.__name__, type(error).__name__, str(error))
         finally:
-            run.still = frozenset  # which knows copies of what the pipeline has on devices
+            run.changed = frozenset  # which knows copies of what the pipeline has on devices
             run.give_back()
             if kept is not None:
                 kept.give_back()

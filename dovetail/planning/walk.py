@@ -29,14 +29,14 @@ Bytes = Mapping[Device, int]
 class Visit:
     """A call of a program within a call of a pipeline, or the end (None): what the pipeline holds at it, and before.
 
-    ``since`` is the most that it held since the visit before. ``still`` are the attributes of the pipeline and its
-    schedulers that are as before the call.
+    ``since`` is the most that it held since the visit before. ``changed`` are the attributes of the pipeline and its
+    schedulers that are not as before the call any more.
     """
 
     call: PlannedCall | None
     held: Bytes
     since: Bytes
-    still: frozenset[Hashable] = frozenset()
+    changed: frozenset[Hashable] = frozenset()
 
     def beside(self, now: Counter[Device], before: Counter[Device]) -> Visit:
         """The same where so much more is there now, and before."""

@@ -74,7 +74,8 @@ def quick_options(
     for devices in _named(load, groups):
         for mode in _worth_trying(load, modes) if _least_of(load, machine, devices) < least else ():
             for way in _in_shares(load, machine, budgets, devices, places, mode):
-                least = min(least, way.seconds)
+                # one that has no room in host memory leaves no other out
+                least = min(least, way.seconds if way.host <= budgets.of(budgets.host) else math.inf)
                 yield way
 
 

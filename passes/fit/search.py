@@ -149,13 +149,13 @@ class Trial:
         for way in options_of(load.by_layers, self.machine, budgets, lists, self.places):
             is_whole = len(way.devices) > 1 and way.residency is Residency.DEVICE
             if only in ("", LAYER if load.asked.devices else _kind(way.devices)) and not (in_parts and is_whole):
-                least = min(least, way.seconds)
+                least = min(least, way.seconds if way.host <= budgets.of(budgets.host) else math.inf)
                 yield way
         if load.name in self.trifles and not only:
             return
         modes = [mode for mode in MODES if only in ("", mode)]
         for way in quick_options(load, self.machine, budgets, self.groups, self.places, modes, least):
-            least = min(least, way.seconds)
+            least = min(least, way.seconds if way.host <= budgets.of(budgets.host) else math.inf)
             yield way
         if only in ("", LAYER) and not in_parts:
             yield from options_in_turn(load, self.machine, budgets, self.lists, least)

@@ -33,6 +33,9 @@ OPS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "silu": lambda x, _: functional.silu(x),
     "gelu": lambda x, _: functional.gelu(x, approximate="tanh"),
     "hardswish": lambda x, _: functional.hardswish(x),
+    "relu6": lambda x, _: functional.relu6(x),
+    "hardtanh": lambda x, _: functional.hardtanh(x),
+    "xlogy": lambda x, _: torch.xlogy(x, 2.0),
     "clamp": lambda x, _: x.clamp(-1, 1),
     "nan_to_num": lambda x, _: torch.nan_to_num(x),
     "empty_like": lambda x, _: torch.empty_like(x),
@@ -95,6 +98,13 @@ def test_a_view_stays_one() -> None:
     with mode:
         x = torch.empty_strided((1, 16, 1024), (16384, 1, 16))
         assert x.view(1, 16, 32, 32).untyped_storage()._cdata == x.untyped_storage()._cdata
+
+
+def test_what_gives_its_operand_goes_on_doing_so() -> None:
+    mode = EagerStrides()
+    with torch.inference_mode(), mode:
+        x = torch.empty_strided((1, 2, 4), (16, 8, 1))
+        assert torch.positive(x).untyped_storage()._cdata == x.untyped_storage()._cdata
 
 
 def test_other_threads_have_the_fakes_of_pytorch_meanwhile() -> None:

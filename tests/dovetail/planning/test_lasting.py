@@ -35,6 +35,29 @@ def test_what_an_earlier_call_has_left_is_counted_once(made: Any) -> None:
     assert all(tensor.device.type == "sim" for tensor in [used.scheduler.timesteps])
 
 
+class Remembering(diffusers.EulerDiscreteScheduler):
+    """Has tensors in a dictionary, which each step makes anew, and one that larger calls alone make."""
+
+    def step(self, model_output: Any, timestep: Any, sample: Any, *args: Any, **kwargs: Any) -> Any:
+        self.held = {"samples": [sample.repeat(1, 16, 1, 1)]}
+        if sample.shape[-1] > 8:
+            self.large = sample.clone()
+        return super().step(model_output, timestep, sample, *args, **kwargs)
+
+
+def test_what_only_other_calls_keep_is_counted_as_is_what_a_call_replaces() -> None:
+    beside = sim.stats(2).in_use
+    pipe, call = tiny_pipelines.sd()
+    pipe.scheduler = Remembering.from_config(pipe.scheduler.config)
+    compile_pipeline(pipe, backend="sim2", params_backend="cpu", vae_tiling="off")
+    large = call | {"height": 2 * call["height"], "width": 2 * call["width"]}
+    for its in (call, large, call, call):
+        planned = next(peak.total for at, peak in pipe.dovetail.plan(**its).peaks().items() if at.is_simulated)
+        sim.reset_peak(2)
+        pipe(**its)
+        assert sim.stats(2).peak - beside <= planned
+
+
 @pytest.mark.parametrize(
     "scheduler",
     slow_but(

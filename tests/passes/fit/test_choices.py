@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dovetail.compiler.devices.device import Device
@@ -56,6 +56,7 @@ def under(one: Load, mode: str) -> Load:
 
 @pytest.mark.half
 @settings(max_examples=30)
+@example({"tensor": 0.85, "sequence": 0.22, "batch": 0.36, "spatial": 0.68}, [39, 135, 166, 39], 100, False)
 @given(
     st.dictionaries(st.sampled_from(MODES), st.floats(0.1, 1.0), max_size=4),
     st.lists(st.integers(10, 300), min_size=2, max_size=4), st.integers(100, 1000), st.booleans(),
