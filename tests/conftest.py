@@ -104,6 +104,17 @@ def pytest_collection_finish() -> None:
         sys.modules["torch._logging._internal"].trace_log = logging.Logger("torch.__trace")
 
 
+@pytest.fixture(autouse=True)
+def _told_anew(request: pytest.FixtureRequest) -> None:
+    """Has what is said once a process be said to a test that listens, whatever ran before it."""
+    if not {"caplog", "capsys"} & set(request.fixturenames):
+        return
+    modules = [one for name, one in list(sys.modules.items()) if name.partition(".")[0] == "dovetail"]
+    for told in (value for one in modules for value in list(vars(one).values()) if hasattr(value, "cache_clear")):
+        if getattr(told, "__name__", "").lstrip("_").startswith(("tell", "warn")):
+            told.cache_clear()
+
+
 @pytest.fixture(scope="module")
 def known_threads() -> Iterator[None]:
     """Hides threads that other tests, or libraries that they use, have left behind."""
