@@ -5,7 +5,7 @@ lower it. They are named in the order in which they cost a person least: what pl
 weights that rest elsewhere, decoding in tiles), the quickest first; wide parts in chunks, which may change last bits;
 more of the memory that is there. Weights in a packed type, which are not the same weights, are named where nothing else
 helps or they are quicker, and a smaller size where nothing else helps. What takes more than five times as long as the
-quickest is not named. The first three are named; where a larger budget comes after these, it is named as the third.
+quickest is not named. The first three are named, and a larger budget where that comes after these.
 """
 
 from __future__ import annotations
@@ -126,9 +126,9 @@ def ways_out(
 
 
 def _first(outs: Sequence[WayOut], most: int) -> list[WayOut]:
-    """The first so many; a larger budget is the last of them where it would come later: it is another kind of way."""
-    larger = [out for out in outs[most:] if out.what.startswith(LARGER)]
-    return [*outs[: most - 1], larger[0]] if larger and most > 1 else [*outs[:most]]
+    """The first so many, and a larger budget where that would come later: it is another kind of way."""
+    larger = (out for out in outs[most:] if out.what.startswith(LARGER))
+    return [*outs[:most], *islice(larger, 1 if most > 1 else 0)]
 
 
 def _once(trial: Trial) -> Trial:
