@@ -166,11 +166,8 @@ def _traced(
 
     refuse_identity(module, full, example, call_anew)
     refuse_fake_constants(module, exported)
-    with (
-        alone(),
-        eager_strides(),
-        quietly_exported(),
-    ):  # what computes under autocast is computed once more on fakes, and may fail
+    # what computes under autocast is computed once more on fakes, and may fail
+    with alone(), eager_strides(), quietly_exported():
         inline_regions(exported.graph_module, kind, casts_of(kind, autocast))
     drop_frozen_devices(exported.graph)
     refuse_unknown_operations(exported, type(module).__name__)

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from .value import dense_in_order, is_dense
+
 aten = torch.ops.aten
 
 Sizes = Sequence[int]
@@ -24,44 +26,15 @@ Layout = tuple[Sizes, Sizes]
 """Sizes and strides."""
 
 _VIEWS = frozenset({aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default})
-_LIKE = frozenset(
-    {
-        "empty_like",
-        "zeros_like",
-        "ones_like",
-        "full_like",
-        "rand_like",
-        "randn_like",
-        "clone",
-        "_to_copy",
-        "nan_to_num",
-        "hardtanh",
-        "relu6",
-    }
-)
+_LIKE = frozenset({
+    "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "clone", "_to_copy",
+    "nan_to_num", "hardtanh", "relu6",
+})  # fmt: skip
 """The operations whose results have the strides of their operand, where it has no gaps and no format is given."""
-_OF_NUMBERS = frozenset(
-    {
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "rsub",
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "remainder",
-        "fmod",
-        "floor_divide",
-        "xlogy",
-        "copysign",
-        "__lshift__",
-        "__rshift__",
-    }
-)
+_OF_NUMBERS = frozenset({
+    "add", "sub", "mul", "div", "rsub", "eq", "ne", "lt", "le", "gt", "ge", "remainder", "fmod", "floor_divide",
+    "xlogy", "copysign", "__lshift__", "__rshift__",
+})  # fmt: skip
 """The operations that make an operand without dimensions of a number that they are given."""
 _CONTIGUOUS = frozenset({"aten::masked_fill.Scalar", "aten::masked_fill.Tensor", "aten::pow.Scalar"})
 """The operations whose results are contiguous, though they go element by element."""
@@ -137,7 +110,7 @@ def _strides(func: Any, kwargs: Mapping[str, Any], operands: Sequence[Layout], s
     name = func._schema.name.rpartition("::")[2]
     if name in _LIKE:
         is_kept = kwargs.get("memory_format") in (None, torch.preserve_format)
-        return tuple(stride) if is_kept and _is_dense(sizes, stride) else None
+        return tuple(stride) if is_kept and is_dense(sizes, stride) else None
     if func.name() in _CONTIGUOUS:
         return _dense(shape, range(len(shape)))
     if (func not in _UNTOLD and torch.Tag.pointwise not in func.tags) or func._schema.is_mutable or "out" in kwargs:
@@ -208,7 +181,7 @@ def strides_of_elementwise(operands: Sequence[tuple[Sizes, Sizes]], shape: Sizes
         if len(shape) == 4 and all(_is_of(sizes, stride, _LAST) for sizes, stride in operands):
             return _dense(shape, _LAST)
         first = tuple(operands[0][1])
-        if all(_is_dense(sizes, stride) and tuple(stride) == first for sizes, stride in operands):
+        if all(is_dense(sizes, stride) and tuple(stride) == first for sizes, stride in operands):
             return first
     return _dense(shape, _sorted(operands, shape))
 
@@ -219,27 +192,13 @@ _LAST = (0, 2, 3, 1)
 
 def _dense(shape: Sizes, order: Sequence[int]) -> tuple[int, ...]:
     """The strides of memory without gaps, with the axes in an order, outermost first."""
-    found, step = [0] * len(shape), 1
-    for axis in reversed(order):
-        found[axis] = step
-        step *= max(1, shape[axis])
-    return tuple(found)
+    return cast("tuple[int, ...]", dense_in_order(shape, order))
 
 
 def _is_of(shape: Sizes, stride: Sizes, order: Sequence[int]) -> bool:
     """Whether that is the layout of a tensor, wherever its sizes are more than 1."""
     known = _dense(shape, order)
     return all(size == 1 or one == other for size, one, other in zip(shape, stride, known, strict=True))
-
-
-def _is_dense(shape: Sizes, stride: Sizes) -> bool:
-    """Whether a tensor has no gaps and no element twice."""
-    step = 1
-    for one, size in sorted((one, size) for one, size in zip(stride, shape, strict=True) if size != 1):
-        if one != step:
-            return False
-        step *= size
-    return True
 
 
 def _sorted(operands: Sequence[tuple[Sizes, Sizes]], shape: Sizes) -> list[int]:

@@ -86,8 +86,7 @@ def ordered_stride(shape: Sequence[int | str], like: Sequence[int | str]) -> tup
     if len(steps) < len(like) or len(like) != len(shape):
         return dense_stride(shape)
     order = sorted(range(len(shape)), key=lambda axis: (steps[axis] != 0, -steps[axis]))
-    dense = dense_stride([shape[axis] for axis in order])
-    return tuple(dense[order.index(axis)] for axis in range(len(shape)))
+    return dense_in_order(shape, order)
 
 
 def stride_of_part(kind: TensorType, sizes: Sequence[int], like: Sequence[int]) -> tuple[int | str, ...]:
@@ -113,6 +112,22 @@ def stride_of_part(kind: TensorType, sizes: Sequence[int], like: Sequence[int]) 
         if axis not in known:
             order.insert(min(map(order.index, traced[at + 1 :]), default=len(order)), axis)
     return ordered_stride(kind.shape, [len(order) - order.index(axis) for axis in range(len(order))])
+
+
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether a tensor fills the memory that it lies in, in some order of axes: it has no gap, and no element twice."""
+    step = 1
+    for one, size in sorted((one, size) for one, size in zip(stride, shape, strict=True) if size != 1):
+        if one != step:
+            return False
+        step *= size
+    return True
+
+
+def dense_in_order(shape: Sequence[int | str], order: Sequence[int]) -> tuple[int | str, ...]:
+    """The strides of a tensor that fills memory of its own, with its axes in an order, outermost first."""
+    steps = dict(zip(order, dense_stride([shape[axis] for axis in order]), strict=True))
+    return tuple(steps[axis] for axis in range(len(shape)))
 
 
 def dense_stride(shape: Sequence[int | str]) -> tuple[int | str, ...]:

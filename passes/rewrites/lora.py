@@ -21,7 +21,7 @@ from torch.fx import Node
 from ...compiler.errors import PassError
 from ...compiler.ir import ops as _ops  # noqa: F401  (registers the operation named below)
 from ...compiler.ir.program import Program, origin_of, value_of, weight_name
-from ...compiler.ir.value import TensorType, dense_stride
+from ...compiler.ir.value import TensorType, dense_in_order
 from ...compiler.ir.weight import Adapter, Weight
 from ...compiler.spec.residency import Residency
 from ..infra.base import Change, Pass
@@ -180,6 +180,5 @@ def _dense(like: TensorType, axis: int, size: int, dtype: torch.dtype) -> Tensor
     order = list(range(len(shape)))
     if all(isinstance(step, int) for step in like.stride):
         order.sort(key=lambda at: -like.stride[at])  # type: ignore[operator]
-    stride = dict(zip(order, dense_stride([shape[at] for at in order]), strict=True))
     hint = (*like.hint[:axis], size, *like.hint[axis + 1 :]) if like.hint else ()
-    return TensorType(shape, dtype, tuple(stride[at] for at in range(len(shape))), like.storage, hint)
+    return TensorType(shape, dtype, dense_in_order(shape, order), like.storage, hint)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
+from ...compiler.ir.value import is_dense
 from ...compiler.ir.weight import Weight
 from .stored_weight import StoredWeight
 
@@ -34,16 +33,6 @@ def _strides(one: StoredWeight, shape: tuple[int, ...]) -> tuple[int, ...] | Non
     if tuple(one.tensor.shape) != shape:
         return None
     strides = one.tensor.stride()
-    if not _is_dense(shape, strides):  # asked of a stand-in, for another stream may write the tensor
+    if not is_dense(shape, strides):  # asked of a stand-in, for another stream may write the tensor
         strides = torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()
     return None if strides == torch.empty(shape, device="meta").stride() else strides
-
-
-def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether a tensor fills the memory that it lies in, in some order of dimensions, which a copy keeps."""
-    expected = 1
-    for step, size in sorted((step, size) for size, step in zip(shape, strides, strict=True) if size != 1):
-        if step != expected:
-            return False
-        expected *= size
-    return True
