@@ -131,6 +131,7 @@ def error(results: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
     return float((result - right).norm() / right.norm())
 
 
+@pytest.mark.slow
 @pytest.mark.few(4, quick=3)
 @pytest.mark.parametrize(("split", "rest", "kind", "way", "devices"), MATRIX)
 def test_every_combination_agrees_with_eager_or_is_refused(

@@ -65,6 +65,7 @@ def of_random(question: Posed, choice: random.Random) -> Choice:
     return found
 
 
+@pytest.mark.half
 @pytest.mark.parametrize("name", drawn(NAMES, 2))
 @pytest.mark.parametrize("seed", [SEED])
 def test_members_with_random_states_yield_what_one_device_yields(name: str, seed: int) -> None:
@@ -80,6 +81,7 @@ def test_members_with_random_states_yield_what_one_device_yields(name: str, seed
         expect_same(name, run_by_members(program, module, call, states, len(shares)), module, call)
 
 
+@pytest.mark.half
 @pytest.mark.parametrize("name", drawn(NAMES, 2))
 @pytest.mark.parametrize("seed", [SEED])
 def test_members_by_each_recipe_yield_what_one_device_yields(name: str, seed: int) -> None:
@@ -93,6 +95,7 @@ def test_members_by_each_recipe_yield_what_one_device_yields(name: str, seed: in
         expect_same(name, run_by_members(program, module, call, states, len(shares)), module, call)
 
 
+@pytest.mark.half
 @pytest.mark.parametrize("name", drawn(NAMES, 2))
 @pytest.mark.parametrize("seed", [SEED])
 def test_members_with_solved_states_yield_what_one_device_yields(name: str, seed: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import dovetail
@@ -9,6 +10,7 @@ from tests.laws.modules import TOKENS, WIDTH, Shared, Tower, Writer
 from tests.measured import least, measured, predicted
 
 
+@pytest.mark.slow
 def test_no_budget_is_exceeded_though_a_layer_that_all_blocks_share_changes_the_stages_when_it_stays() -> None:
     torch.manual_seed(2016)
     module = Tower((Writer, Shared), 4, {}, False, False).eval()

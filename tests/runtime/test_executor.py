@@ -197,6 +197,7 @@ def test_random_numbers_are_those_of_the_eager_run() -> None:
         assert torch.equal(found, module(X))
 
 
+@pytest.mark.half
 def test_each_program_has_its_own_lines_in_tracebacks_and_takes_them_along_when_it_goes() -> None:
     def names() -> set[str]:
         return {name for name in linecache.cache if name.startswith("<dovetail Layers ")}

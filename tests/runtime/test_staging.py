@@ -35,6 +35,7 @@ def in_use(devices: int = 3) -> list[int]:
     return [sim.stats(index).in_use for index in range(devices)]
 
 
+@pytest.mark.half
 @pytest.mark.parametrize("backend", ["sim0", "sim0&sim1", "sim0&sim1&sim2", "cpu&sim1", "sim0&cpu"])
 def test_staging_changes_no_bit_and_leaves_nothing(backend: str) -> None:
     module, compiled = staged(backend)

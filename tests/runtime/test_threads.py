@@ -122,6 +122,7 @@ def test_an_error_on_one_device_ends_the_call_and_nothing_else(
     assert [sim.stats(at).in_use for at in range(3)] == before
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_another_device_works_ends_the_call(
     compiled: dovetail.CompiledModule, expected: torch.Tensor, heeding_interrupts: None
 ) -> None:

@@ -15,6 +15,7 @@ from testbed.zoo.tiny_video import COGVIDEO
 from testbed.zoo.untraceable import hidream, lumina2, mochi, omnigen
 
 
+@pytest.mark.half
 @pytest.mark.few(quick=2)
 @pytest.mark.parametrize(
     ("name", "example"),

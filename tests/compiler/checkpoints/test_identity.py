@@ -103,6 +103,7 @@ def data_of(kind: str, path: Path) -> tuple[int, int]:
     return min(starts), max(starts) + WEIGHT
 
 
+@pytest.mark.half
 @LARGE
 @given(data=st.data())
 def test_a_weight_of_a_64th_that_differs_is_told_wherever_it_lies(
@@ -123,6 +124,7 @@ def test_a_weight_of_a_64th_that_differs_is_told_wherever_it_lies(
     assert known(other).nbytes == known(path).nbytes
 
 
+@pytest.mark.half
 @LARGE
 @given(data=st.data())
 def test_every_byte_of_a_header_counts_and_so_do_both_ends_of_the_data(

@@ -62,6 +62,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "words", [("plan",), ("explain",), ("show",), ("show", "--as", "svg"), ("show", "--full")], ids=" ".join
@@ -89,6 +90,7 @@ def test_what_was_planned_for_a_table_is_kept_for_data(cache: Path, model: str, 
     assert len(plans) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("command", ["plan", "explain", "show"])
 def test_states_are_not_solved_for_again(

@@ -29,6 +29,7 @@ def test_there_are_at_least_twenty_five_cases() -> None:
     assert len({case.typed for case in CASES}) == len(CASES) >= 25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.typed)
 def test_a_wrong_input_gets_its_exit_code(case: Case, answered: dict[str, Answer]) -> None:
     assert answered[case.typed].code == case.code, answered[case.typed].message

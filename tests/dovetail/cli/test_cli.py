@@ -64,6 +64,7 @@ def test_help_imports_neither_torch_nor_diffusers(words: list[str]) -> None:
     assert imported(words) & {"torch", "diffusers", "transformers", "numpy", "networkx"} == set()
 
 
+@pytest.mark.half
 @pytest.mark.parametrize("words", [["devices"], ["--list-devices"], ["env"], ["passes"], ["cache"]])
 def test_answers_about_the_machine_do_not_import_diffusers(words: list[str]) -> None:
     assert imported(words) & {"diffusers", "transformers", "accelerate"} == set()
@@ -260,6 +261,7 @@ def test_a_plan_keeps_where_weights_rest(tmp_path: Path) -> None:
     assert '"rests cpu"' in plan.read_text()
 
 
+@pytest.mark.slow
 def test_compile_writes_a_plan_for_each_call_of_a_component(plans: Path) -> None:
     assert sorted(plans.glob("*.json")) == [plans / f"{name}.json" for name in COMPONENTS]
     assert not [path for path in plans.iterdir() if path.name.startswith(".")]
@@ -329,6 +331,7 @@ def test_show_as_json_has_nodes_segments_crossings_and_schedule(plans: Path) -> 
     assert sum(device["weight_bytes"] for device in shown["devices"]) > 0
 
 
+@pytest.mark.half
 def test_verify_accepts_what_compile_wrote(plans: Path) -> None:
     for plan in plans.glob("*.json"):
         assert "kept" in done("verify", str(plan))
@@ -352,6 +355,7 @@ def test_verify_names_its_rules(plans: Path) -> None:
     assert found["kept_by"] == ["transformer"]
 
 
+@pytest.mark.slow
 def test_the_first_command_of_the_readme_paints_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done(*first_command())

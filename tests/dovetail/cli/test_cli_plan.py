@@ -152,6 +152,7 @@ def test_what_does_not_fit_exits_with_3_and_names_a_way_out(budget: str) -> None
     assert result.stderr.count("does not fit") == 1, "it is told once"
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("asked", "typed", "said"), [("on", "64x64", "tiles of 64x64"), ("off", "off", "all")])
 def test_the_line_of_a_plan_asks_for_the_tiles_that_were_asked_for(asked: str, typed: str, said: str) -> None:
@@ -215,6 +216,7 @@ def test_what_lays_out_a_picture_and_is_not_there_is_told_before_anything_is_pla
     assert "pip install 'dovetail-diffusion[draw]'" in " ".join(result.output.split())
 
 
+@pytest.mark.slow
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("name", "begins"), [("a.svg", "<?xml"), ("a.html", "<!doctype html>"), ("a.json", "["), ("a.txt", "component")]

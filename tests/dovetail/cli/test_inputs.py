@@ -276,6 +276,7 @@ def test_a_strength_that_leaves_no_step_says_so_whatever_fails_then(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.half
 def test_a_strength_that_leaves_no_step_is_a_usage_error(tmp_path: Path, picture: Path) -> None:
     words = ["generate", "x", "-i", picture, "--strength", 0, "--steps", 2, "-o", tmp_path / "out.png"]
     assert "after adjusting" in refused(*words).lower()

@@ -65,6 +65,7 @@ CASES: list[tuple[type[Block], Callable[[Any], Any], list[Any]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.few(2)
 @pytest.mark.parametrize(("kind", "put", "values"), CASES)
 def test_a_call_computes_with_what_variables_of_the_context_and_the_thread_hold(

@@ -106,6 +106,7 @@ def _bytes_on(module: nn.Module) -> dict[str, int]:
     return placed
 
 
+@pytest.mark.half
 @pytest.mark.few(quick=2)
 @pytest.mark.parametrize("backend", slow_but(["sim0&sim1&sim2"], ["sim0&sim1", "sim0&sim1&sim2"]))
 @pytest.mark.parametrize("kind", KINDS)
@@ -123,6 +124,7 @@ def test_what_cannot_be_traced_is_split_over_its_blocks_and_changes_no_bit(kind:
     assert _bytes_on(module).keys() == {"cpu"}
 
 
+@pytest.mark.half
 def test_the_shares_of_devices_are_those_asked_for() -> None:
     module, x, eager = _net()
     _split(module, tensor_split="2,1")
@@ -131,6 +133,7 @@ def test_the_shares_of_devices_are_those_asked_for() -> None:
     assert 1.5 < placed["sim:0"] / placed["sim:1"] < 3
 
 
+@pytest.mark.half
 @pytest.mark.parametrize("backend", ["sim0", "sim0&sim1"])
 def test_weights_that_rest_in_host_memory_are_brought_for_each_part(backend: str) -> None:
     module, x, eager = _net()
@@ -142,6 +145,7 @@ def test_weights_that_rest_in_host_memory_are_brought_for_each_part(backend: str
     assert len(component.programs) == 9
 
 
+@pytest.mark.half
 def test_a_shape_that_cannot_be_traced_does_not_condemn_another_one() -> None:
     class Choosy(Net):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -202,6 +206,7 @@ def test_parts_that_are_left_run_as_they_are_and_the_rest_stays_compiled() -> No
     assert len(component.programs) == 7 + len(inside)
 
 
+@pytest.mark.half
 def test_what_a_block_writes_into_its_arguments_reaches_the_caller() -> None:
     class Writes(Block):
         def forward(self, x: torch.Tensor, kept: list[torch.Tensor] | None = None) -> torch.Tensor:
@@ -269,6 +274,7 @@ def test_calls_with_a_cache_compile_nothing() -> None:
     assert len(component.programs) == 1
 
 
+@pytest.mark.half
 @pytest.mark.few(quick=2)
 @pytest.mark.parametrize("backend", slow_but(["sim0&sim1"], ["cpu", "sim0", "sim0&sim1", "sim0&sim1&sim2"]))
 @pytest.mark.parametrize("kind", KINDS)
@@ -282,6 +288,7 @@ def test_a_module_of_its_own_is_compiled_by_its_parts_and_stays_as_it_was(kind: 
     assert str(compiled).startswith(f"{type(module).__name__} by its parts on {backend.replace('&', ' & ')}")
 
 
+@pytest.mark.half
 def test_what_is_compiled_by_its_parts_has_programs_but_no_program(tmp_path: Path) -> None:
     module, x, _ = _net()
     compiled = dovetail.compile(module, (x,), backend="sim0&sim1")
@@ -292,6 +299,7 @@ def test_what_is_compiled_by_its_parts_has_programs_but_no_program(tmp_path: Pat
             ask()
 
 
+@pytest.mark.half
 def test_a_device_map_places_the_parts() -> None:
     module, x, eager = _net()
     places = {"": "sim0", "blocks.2": "sim1", "blocks.3": "sim2", "blocks.4.down": "sim1", "last": "sim2"}
@@ -326,6 +334,7 @@ class Tied(Net):
         return super().forward(x) + self.offset + self.blocks[0].offset
 
 
+@pytest.mark.half
 @pytest.mark.few(3)
 @pytest.mark.parametrize(("is_meta", "rests"), [(False, None), (True, None), (True, "disk")])
 @pytest.mark.parametrize("lacks", [("last.weight", "blocks.0.offset"), ("first.weight", "offset")])
@@ -371,6 +380,7 @@ class Replacing(Counting):
         return Net.forward(self, x) + self.count
 
 
+@pytest.mark.half
 @pytest.mark.few(2)
 @pytest.mark.parametrize("kind", [Counting, Replacing])
 @pytest.mark.parametrize("backend", ["cpu", "sim0&sim1"])
@@ -385,6 +395,7 @@ def test_the_example_call_leaves_no_count_in_buffers(backend: str, kind: type[Co
             assert torch.equal(compiled(x).cpu(), eager(x))
 
 
+@pytest.mark.half
 def test_packed_weights_stay_packed_where_parts_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "WIDTH", 256)
     monkeypatch.setattr(small_pipeline, "WIDTH", 256)
@@ -486,6 +497,7 @@ def test_what_one_part_takes_is_not_offered_to_another_one() -> None:
     assert _bytes_on(module)["cpu"] == sum(tensor.nbytes for tensor in module.decoder.parameters())
 
 
+@pytest.mark.half
 def test_what_a_component_holds_itself_is_offered_to_its_parts() -> None:
     gc.collect()  # what other tests left on these devices
     module, x, eager = _net()

@@ -77,6 +77,7 @@ def start(kind: str) -> None:
     LAST = None
 
 
+@pytest.mark.slow
 @pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ["context", "set", "global", "rebound"])
 def test_what_a_part_leaves_elsewhere_is_eagers(kind: str) -> None:
@@ -96,6 +97,7 @@ def test_what_a_part_leaves_elsewhere_is_eagers(kind: str) -> None:
     start("")
 
 
+@pytest.mark.half
 def test_a_list_that_is_handed_in_gets_what_eager_puts_there() -> None:
     net, x = Net("list").eval(), torch.randn(2, 4)
     with torch.no_grad():
@@ -194,6 +196,7 @@ class Sharers(Net):
         return super().forward(x, self.kind())
 
 
+@pytest.mark.half
 @pytest.mark.few(2)
 @pytest.mark.parametrize("kind", [dict, OrderedDict, UserDict, Own])
 def test_what_layers_of_several_devices_share_in_a_mapping_goes_with_them(kind: Any) -> None:

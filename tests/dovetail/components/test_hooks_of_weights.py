@@ -104,6 +104,7 @@ class Doubled(torch.nn.Module):
         return weight / self.by.to(weight.device)
 
 
+@pytest.mark.half
 @pytest.mark.parametrize(
     "put",
     [parametrizations.weight_norm, lambda layer: parametrize.register_parametrization(layer, "weight", Doubled())],

@@ -78,6 +78,7 @@ def test_prompts_of_any_length_cost_two_traces_and_no_bit(traces: list[Any]) -> 
     assert len(pipe.dovetail.programs["text_encoder"]) == 2
 
 
+@pytest.mark.half
 def test_a_call_that_differs_in_more_than_lengths_is_traced_as_it_is(traces: list[Any]) -> None:
     module = Encoder().eval()
     expected = call(module, 5), call(module, 7, scaled=True), call(module, 7)

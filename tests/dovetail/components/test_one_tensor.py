@@ -47,6 +47,7 @@ class Plain(nn.Module):
         return z
 
 
+@pytest.mark.half
 @pytest.mark.few(1)
 @pytest.mark.parametrize("counts", [False, True])
 def test_attention_to_itself_is_computed_as_in_eager(counts: bool) -> None:

@@ -112,6 +112,7 @@ def test_a_call_that_gives_another_answer_is_refused_or_right(question: str) -> 
     assert 0 < taken < len(calls())
 
 
+@pytest.mark.half
 @pytest.mark.parametrize("question", ["stride", "storage_offset", "requires_grad"])
 def test_a_saved_plan_and_a_kept_trace_know_what_the_model_asks(
     question: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -135,6 +136,7 @@ def test_a_saved_plan_and_a_kept_trace_know_what_the_model_asks(
         assert torch.equal(dovetail.compile(module, (other,), backend="cpu")(other), module(other))
 
 
+@pytest.mark.half
 @pytest.mark.parametrize("question", ["is_contiguous", "storage_offset", "is_inference"])
 def test_a_pipeline_answers_each_call_as_the_model_would(question: str) -> None:
     module = Asking(question).eval()

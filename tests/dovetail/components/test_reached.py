@@ -175,6 +175,7 @@ BESIDES: dict[str, Callable[[Pipeline], Any]] = {
 }
 
 
+@pytest.mark.half
 @pytest.mark.few(3)
 @pytest.mark.parametrize("what", BESIDES)
 def test_whatever_else_the_code_of_a_model_names_a_change_of_a_global_is_seen(

@@ -94,6 +94,7 @@ def _made(kind: type[Block], rig: str) -> tuple[Pipeline, Pipeline, Tensor]:
     return eager, compiled, torch.randn(6, WIDTH)
 
 
+@pytest.mark.half
 @pytest.mark.few(quick=4)
 @pytest.mark.parametrize("rig", slow_but(["weights in RAM"], list(RIGS)))
 @pytest.mark.parametrize("kind", slow_but([Numpy], [Block, Numpy]))
@@ -110,6 +111,7 @@ def test_a_part_in_the_place_of_another_answers(change: Callable[[Model], None],
     assert torch.equal(compiled(x), eager(x))
 
 
+@pytest.mark.half
 @pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [Block, Numpy])
 def test_a_part_in_the_place_of_one_with_an_adapter_has_none(kind: type[Block]) -> None:

@@ -138,6 +138,7 @@ def sd() -> Any:
     return pipe, call, paint(pipe, call)
 
 
+@pytest.mark.half
 @pytest.mark.few(quick=2)
 @pytest.mark.parametrize(
     "change",

@@ -32,6 +32,7 @@ def told(hub: Hub, home: Path, words: list[str], before: str = "pass") -> subpro
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_size_is_said_before_a_download_and_nothing_when_all_is_there(hub: Hub, tmp_path: Path) -> None:
     hub.asked.clear()
     first = told(hub, tmp_path, [*GENERATE, "-o", str(tmp_path / "first.png")])
@@ -53,6 +54,7 @@ def test_the_size_is_said_before_a_download_and_nothing_when_all_is_there(hub: H
     assert (tmp_path / "again.png").read_bytes() == (tmp_path / "first.png").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_download_that_the_disk_has_no_room_for_is_refused_before_it_begins(hub: Hub, tmp_path: Path) -> None:
     hub.asked.clear()
     small = "import shutil, types; shutil.disk_usage = lambda path: types.SimpleNamespace(free=2**10, total=2**40)"
@@ -64,6 +66,7 @@ def test_a_download_that_the_disk_has_no_room_for_is_refused_before_it_begins(hu
     assert not (tmp_path / "out.png").exists()
 
 
+@pytest.mark.slow
 def test_what_is_here_of_a_download_is_known_meanwhile(hub: Hub, tmp_path: Path) -> None:
     noted = (
         "from dovetail.progress import downloads; from dovetail.cli.options.subject import located, find_pipeline; "
@@ -80,6 +83,7 @@ def test_what_is_here_of_a_download_is_known_meanwhile(hub: Hub, tmp_path: Path)
     assert here == of
 
 
+@pytest.mark.slow
 def test_several_threads_download_at_once(hub: Hub, tmp_path: Path) -> None:
     several = (
         "import threading, diffusers; from dovetail.conventions.hub import download; "
@@ -93,6 +97,7 @@ def test_several_threads_download_at_once(hub: Hub, tmp_path: Path) -> None:
     assert done.stderr.count("downloading owner/sd: ") == 3
 
 
+@pytest.mark.slow
 def test_a_disk_that_says_nothing_of_its_room_is_taken_to_have_it(hub: Hub, tmp_path: Path) -> None:
     silent = "import shutil, types; shutil.disk_usage = lambda path: types.SimpleNamespace(free=0, total=0)"
     done = told(hub, tmp_path, [*GENERATE, "-o", str(tmp_path / "out.png")], silent)

@@ -51,6 +51,7 @@ def found() -> Any:
     return planned({"backend": "diffusion=cuda0", "rig": "cuda0=858KiB,cpu=4GiB"})
 
 
+@pytest.mark.half
 def test_what_was_typed_is_as_asked_though_the_rest_was_searched(found: Any) -> None:
     account, _ = found
     told = {part.call.component: reason_for(account, part) for part in account.parts}

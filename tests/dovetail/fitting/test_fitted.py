@@ -47,6 +47,7 @@ def expected() -> torch.Tensor:
     return paint(load_pipeline(demo.folder(), dtype=torch.float32, backend="cpu"))
 
 
+@pytest.mark.half
 @pytest.mark.few(2)
 @pytest.mark.parametrize("rig", ["sim0=1GiB,sim1=1GiB", "sim0=20MiB,sim1=16MiB,cpu=2500MiB", "sim0=9MiB,cpu=3GiB"])
 def test_a_pipeline_without_a_backend_runs_where_the_search_says(rig: str, expected: torch.Tensor) -> None:
@@ -206,6 +207,7 @@ def test_devices_that_were_named_and_get_nothing_have_no_share() -> None:
     assert f"over {' & '.join(working)}, and nothing of it on {' & '.join(idle)}" in told
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "asked",

@@ -87,6 +87,7 @@ def taken(runner: Runner, jobs: Sequence[Job]) -> int:
     return runner.ahead.taken - before
 
 
+@pytest.mark.half
 def test_pictures_are_those_without_and_all_calls_of_encoders_are_answered(
     runner: Runner, plain: list[Image.Image]
 ) -> None:
@@ -152,6 +153,7 @@ def test_a_job_other_than_was_expected_has_its_own_picture(runner: Runner, chang
     assert same(runner.run(other)[0], expected)
 
 
+@pytest.mark.half
 def test_nothing_is_encoded_ahead_for_other_loras(runner: Runner) -> None:
     blue = [replace(job, loras=(("blue", 0.8),)) for job in JOBS]
     assert taken(runner, [JOBS[0], blue[1], JOBS[2]]) == 0

@@ -55,6 +55,7 @@ def test_a_seed_gives_the_picture_that_generate_paints(runner: Runner, tmp_path:
     assert told == [(0, 2), (1, 2), (2, 2)]
 
 
+@pytest.mark.half
 def test_a_lora_stays_no_longer_than_it_is_asked_for(runner: Runner) -> None:
     before, with_lora = runner.run(PLAIN)[0], runner.run(BLUE)[0]
     assert not same(with_lora, before)

@@ -72,6 +72,7 @@ def compiled(name: str, backend: str, **options: Any) -> tuple[Any, dict[str, An
     return pipe, call, traced
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "backend"),
     slow_but([("sd", BACKENDS[1])], [("flux", BACKENDS[0]), ("flux", BACKENDS[2]), ("sd", BACKENDS[1])]),

@@ -123,6 +123,7 @@ CASES = [(place, loads, paints) for place, loads, paints in CASES if loads or pl
 QUICK = [("disk", True, False), ("row", True, True)]
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("place", "loads", "paints"), slow_but(QUICK, CASES))
 def test_what_is_merged_is_there_when_the_call_returns_and_out_again_to_the_bit(

@@ -185,6 +185,7 @@ def error(results: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
     return float((found.cpu().double() - right).norm() / right.norm())
 
 
+@pytest.mark.slow
 @pytest.mark.few(2, quick=1)
 @pytest.mark.parametrize(
     ("name", "rest", "kind", "way", "shares"),

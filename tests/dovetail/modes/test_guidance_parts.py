@@ -96,6 +96,7 @@ def check_overlap(clocks: list[Clocked]) -> None:
     assert clocks[2].has_waited_for(clocks[1])
 
 
+@pytest.mark.half
 def test_parts_overlap_by_the_clocks_of_devices(painted: Painted, clocks: list[Clocked]) -> None:
     pipe, call, eager = painted
     assert torch.equal(paint(pipe, call).cpu(), eager)
@@ -200,6 +201,7 @@ def test_they_are_issued_at_the_same_time(painted: Painted, monkeypatch: pytest.
     assert torch.equal(paint(pipe, call).cpu(), eager)
 
 
+@pytest.mark.half
 @pytest.mark.few(2)
 @pytest.mark.parametrize("device", ["sim0", "sim1"])
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

@@ -50,6 +50,7 @@ def loaded(pipe: Any, state: dict[str, torch.Tensor], **more: Any) -> None:
     pipe.transformer.load_lora_adapter(state, prefix="transformer", adapter_name="one", **more)
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_an_adapter_counts_at_runtime_and_when_it_is_swapped_in_place(mode: str, states: Any) -> None:

@@ -61,6 +61,7 @@ def _sims() -> None:
     sim.enable()
 
 
+@pytest.mark.half
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "mode", "shares"), slow_but(QUICK, [*QUICK, *drawn(CELLS, 6)]))
 def test_a_picture_is_near_eager_in_the_bytes_that_were_planned(name: str, mode: str, shares: str) -> None:

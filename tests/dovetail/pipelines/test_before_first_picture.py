@@ -93,6 +93,7 @@ def test_an_ip_adapter_loads_before_the_first_picture(rests: str | None, tmp_pat
     assert torch.equal(paint(pipe, call).cpu(), paint(eager, call))
 
 
+@pytest.mark.half
 @pytest.mark.few(1)
 @pytest.mark.parametrize("rests", RESTS)
 @pytest.mark.parametrize("backend", slow_but(["sim0&sim1"], ["sim0", "diffusion=sim0,te=sim1", "sim0&sim1"]))

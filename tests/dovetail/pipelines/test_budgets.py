@@ -55,6 +55,7 @@ def resting(pipe: Any) -> int:
     return sum(tensor.nbytes for tensor in held if tensor.device == HOST)
 
 
+@pytest.mark.half
 @pytest.mark.parametrize(("name", "parts"), slow_but([SAMPLE], CASES))
 def test_a_pipeline_paints_the_same_picture_within_a_part_of_its_weights_and_holds_what_was_planned(
     name: str, parts: tuple[float, ...]

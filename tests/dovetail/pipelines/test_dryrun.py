@@ -92,6 +92,7 @@ def of_cards(device: torch.device) -> None:
         raise ValueError(f"no numbers on {device}")
 
 
+@pytest.mark.half
 @pytest.mark.few(1)
 @pytest.mark.parametrize("own", [of_cards, lambda device: torch.zeros(1, device=device).numpy()])
 def test_a_pipeline_whose_code_takes_no_simulated_device_is_planned_on_the_host(own: Any) -> None:

@@ -49,6 +49,7 @@ def is_ordinary(module: nn.Module) -> bool:
     return not any(ours) and HOOK not in vars(module) and devices == {"cpu"}
 
 
+@pytest.mark.half
 @pytest.mark.few(1)
 @pytest.mark.parametrize("rests", slow_but([""], ["", "*=cpu", "unet=cpu"]))
 @pytest.mark.parametrize("exchange", [set_attribute, register])

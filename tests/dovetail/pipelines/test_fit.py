@@ -64,6 +64,7 @@ def coder_on(part: float) -> tuple[Coder, Any]:
     return coder, dovetail.compile_pipeline(Pipe(coder), "sim0&sim1", rig=rig)
 
 
+@pytest.mark.half
 def test_what_one_part_of_a_component_occupies_is_not_offered_to_another() -> None:
     coder, pipe = coder_on(0.3)
     coder.encode(X)

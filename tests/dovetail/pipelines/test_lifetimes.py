@@ -133,6 +133,7 @@ def test_an_interrupt_at_any_moment_leaves_nothing_staged(count: int, monkeypatc
     assert torch.equal(paint(pipe, call), expected)
 
 
+@pytest.mark.half
 @pytest.mark.usefixtures("no_gc")
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_an_error_in_a_callback_leaves_nothing_staged(error: type[BaseException]) -> None:

@@ -62,6 +62,7 @@ def assert_same(loaded: Any, expected: Any) -> None:
         assert torch.equal(own[name], tensor), name
 
 
+@pytest.mark.half
 @pytest.mark.few(6, quick=3)
 @pytest.mark.parametrize("dtype", slow_but([torch.float16], [None, torch.float16, torch.bfloat16]))
 @pytest.mark.parametrize("name", ALL)
@@ -79,6 +80,7 @@ def test_every_weight_and_buffer_is_as_from_pretrained_has_it(
     assert {part.training for part in pipe.components.values() if isinstance(part, nn.Module)} == {False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_but(["flux"], ALL))
 def test_a_loaded_pipeline_paints_the_picture_of_the_saved_one(name: str, tmp_path: Path) -> None:
     pipe, call = ALL[name]()

@@ -75,6 +75,7 @@ def _dispatch(pipe: Any, **options: Any) -> None:
         )
 
 
+@pytest.mark.half
 @pytest.mark.parametrize("put", [_no_hooks, _dispatch])
 def test_undo_works_whatever_became_of_hooks(eager: Any, put: Callable[[Any], None]) -> None:
     pipe, call, expected = eager

@@ -53,6 +53,7 @@ def test_a_call_that_does_not_fit_beside_another_pipeline_is_refused_before_it_r
     second.dovetail.undo()
 
 
+@pytest.mark.half
 def test_what_no_pipeline_holds_is_said_to_be_held_by_others(both: Any) -> None:
     (first, second), x, _, _ = both
     first(x)

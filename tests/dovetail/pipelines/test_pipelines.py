@@ -47,6 +47,7 @@ def in_use() -> int:
     return sum(sim.stats(index).in_use for index in range(3))
 
 
+@pytest.mark.half
 @pytest.mark.parametrize("name", slow_but(FIRST, ALL))
 def test_the_compiled_picture_is_the_eager_picture_and_undoing_leaves_nothing(name: str) -> None:
     pipe, call = ALL[name]()

@@ -76,6 +76,7 @@ def test_without_auto_fit_nothing_is_searched_and_what_does_not_fit_is_refused_w
     pipe.dovetail.undo()
 
 
+@pytest.mark.half
 @pytest.mark.few(1)
 @pytest.mark.parametrize("shares", [None, "diffusion=64:36"])
 def test_an_encoder_is_brought_to_a_device_that_a_part_of_the_denoiser_shares(shares: str | None) -> None:

@@ -65,6 +65,7 @@ def _fused(pipe: Any) -> None:
 CHANGES = [_inversion, _weights, _replaced, _rounded, _fused]
 
 
+@pytest.mark.half
 @pytest.mark.few(2, quick=1)
 @pytest.mark.parametrize("change", slow_but((_inversion, _weights), CHANGES))
 @pytest.mark.parametrize(("rests", "after"), [(None, False), ("disk", True)])
@@ -118,6 +119,7 @@ def test_a_loaded_pipeline_is_read_without_making_data(folder: Path) -> None:
     assert pipe.unet.device == torch.device("cpu")
 
 
+@pytest.mark.half
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("devices", "rests", "kind"),

@@ -113,6 +113,7 @@ def planned(model: Model, x: Tensor, **asked: Any) -> Any:
     return dry.account(plan)
 
 
+@pytest.mark.half
 @pytest.mark.few(2)
 @pytest.mark.parametrize("asked", [{"rig": "cuda0=1GiB,cpu=4GiB"}, {"rig": "cuda0=1GiB,cuda1=1GiB"}, *RIGS])
 def test_all_of_a_component_that_runs_by_its_parts_is_in_the_plan(asked: dict[str, str]) -> None:
@@ -131,6 +132,7 @@ def test_all_of_a_component_that_runs_by_its_parts_is_in_the_plan(asked: dict[st
     assert (facts["class"], facts["programs"], facts["calls"]) == ("Model", 10, STEPS)
 
 
+@pytest.mark.half
 @pytest.mark.few(4, quick=2)
 @pytest.mark.parametrize("kind", [Numpy, Experts, Attending, Reading])
 @pytest.mark.parametrize("asked", RIGS)
@@ -183,6 +185,7 @@ def test_what_a_later_call_computes_behind_its_last_part_is_planned() -> None:
     pipe.dovetail.undo()
 
 
+@pytest.mark.half
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "asked",

@@ -23,6 +23,7 @@ def held(pipe: Any, call: Mapping[str, Any]) -> dict[str, Mapping[Device, int]]:
     return {one.title: one.held for one in pipe.dovetail.plan(**call).calls}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", [tiny_pipelines.flux, tiny_pipelines.sd], ids=lambda one: one.__name__)
 def test_what_an_earlier_call_has_left_is_counted_once(made: Any) -> None:
     pipe, call = made()
@@ -45,6 +46,7 @@ class Remembering(diffusers.EulerDiscreteScheduler):
         return super().step(model_output, timestep, sample, *args, **kwargs)
 
 
+@pytest.mark.slow
 def test_what_only_other_calls_keep_is_counted_as_is_what_a_call_replaces() -> None:
     beside = sim.stats(2).in_use
     pipe, call = tiny_pipelines.sd()
@@ -58,6 +60,7 @@ def test_what_only_other_calls_keep_is_counted_as_is_what_a_call_replaces() -> N
         assert sim.stats(2).peak - beside <= planned
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scheduler",
     slow_but(

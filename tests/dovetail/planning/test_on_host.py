@@ -54,6 +54,7 @@ def test_where_nothing_was_searched_it_says_what_to_leave_out() -> None:
     assert "leave transformer out of --backend to have a placement searched" in warning
 
 
+@pytest.mark.half
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("backend", "rig"), [("te=cpu", "cuda0=64MiB,cpu=1GiB"), ("cpu", "cpu=1GiB")])
 def test_encoders_on_the_host_and_a_machine_of_a_host_alone_are_not_warned_of(backend: str, rig: str) -> None:

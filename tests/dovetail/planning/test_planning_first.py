@@ -88,6 +88,7 @@ def test_the_picture_is_the_same_with_the_plan_first(name: str, tmp_path: Path) 
         assert torch.equal(torch.rand(1), first)
 
 
+@pytest.mark.half
 @pytest.mark.parametrize("name", slow_but(["sd"], FORESEEN))
 def test_nothing_is_traced_or_lowered_twice(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, call = saved(name, tmp_path)
@@ -144,6 +145,7 @@ def test_prepare_plans_and_brings_weights(tmp_path: Path, monkeypatch: pytest.Mo
     assert fetched == []
 
 
+@pytest.mark.half
 @pytest.mark.few(1)
 @pytest.mark.parametrize("where", ["_settle", "_known_of"])
 def test_an_interrupt_after_lowering_leaves_nothing_of_the_plan(monkeypatch: pytest.MonkeyPatch, where: str) -> None:

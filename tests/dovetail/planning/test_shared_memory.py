@@ -60,6 +60,7 @@ def test_the_memory_beside_an_integrated_gpu_may_be_larger_than_its_own() -> Non
     assert told.devices()["cpu"]["peak"] > 8 * MIB
 
 
+@pytest.mark.slow
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("rig", "is_said"), [("cuda0=1GiB", True), ("cuda0=1GiB,cpu=4GiB", False), ("mps=1GiB", False)]

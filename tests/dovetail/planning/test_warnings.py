@@ -38,6 +38,7 @@ def half() -> Account:
     return planned({"backend": "cuda0", "rig": "cuda0=1GiB@RTX 2080 Ti,cpu=4GiB"}, torch.bfloat16)
 
 
+@pytest.mark.half
 def test_bfloat16_on_a_card_without_it_is_warned_of_with_both_times(half: Account) -> None:
     (told,) = with_speeds(half, OLD).warnings
     assert told.startswith("cuda0 (an old card): no units for bfloat16, which is computed as float32 there: ")

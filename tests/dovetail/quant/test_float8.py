@@ -50,6 +50,7 @@ def compiled(model: Any, call: dict[str, Any], **options: Any) -> Any:
     return dovetail.compile(model, (), call, weights=demo.folder() / "transformer", quant="f8", **options)
 
 
+@pytest.mark.half
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_the_bits_are_those_of_layerwise_casting_split_and_streamed(dtype: torch.dtype) -> None:
@@ -68,6 +69,7 @@ def test_the_bits_are_those_of_layerwise_casting_split_and_streamed(dtype: torch
         assert torch.equal(found.cpu(), expected), options
 
 
+@pytest.mark.half
 def test_each_weight_counts_one_byte() -> None:
     model = transformer()
     made = compiled(model, call_of(model, torch.bfloat16), backend="sim0&sim1")
@@ -76,6 +78,7 @@ def test_each_weight_counts_one_byte() -> None:
     assert all(one.nbytes == math.prod(one.shape) for name, one in made.program.weights.items() if name in cast)
 
 
+@pytest.mark.half
 @torch.no_grad()
 def test_rows_of_them_are_split_over_devices() -> None:
     model = transformer(torch.float32)

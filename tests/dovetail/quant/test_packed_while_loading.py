@@ -69,6 +69,7 @@ def copied(tmp_path: Path) -> Path:
     return Path(shutil.copytree(demo.folder(), tmp_path / "model"))
 
 
+@pytest.mark.half
 @pytest.mark.parametrize("quant", ["q8_0", "q4_k"])
 def test_what_is_packed_while_loading_is_what_convert_packs(quant: str, tmp_path: Path) -> None:
     file = tmp_path / "whole.gguf"

@@ -36,6 +36,7 @@ def sd(size: int = 32) -> tuple[Any, dict[str, Any]]:
     return pipe, {**call, "height": size, "width": size, "num_inference_steps": 2}
 
 
+@pytest.mark.slow
 def test_a_component_that_runs_out_goes_on_block_by_block(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

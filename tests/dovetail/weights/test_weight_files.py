@@ -101,6 +101,7 @@ def spoken_back(held: published.State, module: Any, publish: Inverse) -> dict[st
     return {name: flat[places] for name, places in numbered.items()}
 
 
+@pytest.mark.half
 @pytest.mark.parametrize("name", ["sd3", *(pytest.param(name, marks=SLOW) for name in ("flux", "unet", "vae"))])
 def test_a_published_safetensors_file_computes_what_the_diffusers_model_does(name: str, tmp_path: Path) -> None:
     make, publish, call = MODELS[name]

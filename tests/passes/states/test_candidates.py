@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -125,6 +126,7 @@ def test_no_device_has_an_activation_whose_row_ends_within_a_vector_where_bits_a
         assert bool(inner) == (features == 64)
 
 
+@pytest.mark.half
 def test_patches_of_pictures_are_split_by_the_batch() -> None:
     """What makes them of an input are views alone, in which no parameter has a part."""
     module, call = TINY["LuminaNextDiT2DModel"].make(torch.float32)

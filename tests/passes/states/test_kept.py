@@ -45,6 +45,7 @@ def _refuse(*_: Any) -> NoReturn:
     raise AssertionError("states are solved for again")
 
 
+@pytest.mark.slow
 @pytest.mark.few(2)
 @pytest.mark.parametrize(("name", "mode"), CASES)
 def test_a_program_by_its_plan_is_as_it_was_solved(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 import torch
 from torch.fx import Node
 
@@ -131,6 +132,7 @@ for mode in ("free", "tensor", "sequence"):
 """
 
 
+@pytest.mark.slow
 def test_equal_input_gives_an_equal_plan_in_every_process() -> None:
     """Another process has another order of sets."""
     with contextlib.redirect_stdout(io.StringIO()) as printed:

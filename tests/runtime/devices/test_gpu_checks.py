@@ -31,6 +31,7 @@ def test_bits_of_packed_types_are_compared_with_those_of_gguf(monkeypatch: pytes
         gpu_checks.packed(["sim0"])
 
 
+@pytest.mark.slow
 def test_bits_of_a_layer_split_are_compared_with_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "torch.equal" in gpu_checks.layers(["sim0", "sim1"])
     right = gpu_checks.eager

@@ -189,6 +189,7 @@ def test_importing_switches_nothing_on():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.half
 def test_another_private_use_backend_is_named():
     code = (
         "import torch; torch.utils.rename_privateuse1_backend('npu')\n"

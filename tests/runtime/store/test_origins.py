@@ -118,6 +118,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Saved]:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_another_process_computes_the_same_bits_from_text_table_and_files(saved: dict[str, Saved], name: str) -> None:
     one = saved[name]
