@@ -62,9 +62,11 @@ def unpacked_latents(shape: Sequence[int], data: bytes) -> torch.Tensor | None:
 
 
 def told_of(error: BaseException) -> dict[str, str]:
-    """An error as text: of which class of ours it is, and what it says."""
+    """An error as text: of which class of ours it is, what it says, and which field of a request is wrong."""
     names = [cls.__name__ for cls in type(error).__mro__]
     kind = next((name for name in names if name in _KINDS), "")
+    if isinstance(error, UsageError):
+        return {"kind": kind, "error": str(error), "field": error.field}
     if kind:
         return {"kind": kind, "error": str(error)}
     text = str(error).strip() or "no message"
@@ -75,4 +77,7 @@ def told_of(error: BaseException) -> dict[str, str]:
 
 def error_of(said: Mapping[str, str]) -> DovetailError:
     """The error of what `told_of` gave."""
-    return _KINDS.get(said.get("kind", ""), DovetailError)(said.get("error", "no message"))
+    error = _KINDS.get(said.get("kind", ""), DovetailError)(said.get("error", "no message"))
+    if isinstance(error, UsageError):
+        error.field = said.get("field", "")
+    return error

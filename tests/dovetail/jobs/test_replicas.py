@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.compiler.errors import DoesNotFitError, DovetailError, UsageError
+from dovetail.compiler.errors import DoesNotFitError, DovetailError, SpecError, UsageError
 from dovetail.jobs.job import Job
 from dovetail.jobs.replicas import Replicas
+from dovetail.jobs.replicas.payload import error_of, told_of
 from dovetail.jobs.runner import Opening
 
 FAKE = (sys.executable, "-m", "testbed.fake_replica")
@@ -102,6 +103,14 @@ def test_a_failing_job_keeps_the_class_of_its_error_and_the_replica() -> None:
             pool.check(Job("huge"))
         pool.check(Job("small"))
         assert pids(pool) == before
+
+
+def test_an_error_that_crosses_names_the_field_that_is_wrong() -> None:
+    for error, field in ((UsageError("no size", field="size"), "size"), (SpecError("no device"), "")):
+        back = error_of(told_of(error))
+        assert (type(back), str(back)) == (UsageError, str(error))
+        assert back.field == field
+    assert not isinstance(error_of(told_of(DoesNotFitError("too large"))), UsageError)
 
 
 @pytest.mark.half
