@@ -55,6 +55,7 @@ const dovetail = {};
     return {level: part >= 0.95 ? "tight" : "", part, said: `${part >= 0.95 ? "full, " : ""}${size} to spare`};
   };
   dovetail.count = (number) => number.toLocaleString("en");
+  dovetail.several = (number, noun) => `${dovetail.count(number)} ${noun}${number === 1 ? "" : "s"}`;
 
   // The colour of a device, by its number on the page; the host is grey.
   dovetail.colour = (name) => {

@@ -1,7 +1,7 @@
 "use strict";
 // Puts the page together: overview, devices, components, plan.
 (() => {
-  const {el, bytes, seconds, count} = dovetail;
+  const {el, bytes, seconds, several} = dovetail;
   const data = dovetail.json("data");
   const byId = (id) => document.getElementById(id);
   dovetail.devices = data.devices.map((one) => one.name).filter((name) => name !== "cpu");
@@ -44,7 +44,7 @@
     const sum = (pick) => data.programs.reduce((total, one) => total + pick(one), 0);
     const isOne = data.programs.length === 1;
     const took = data.plan ? data.plan.takes : isOne ? data.programs[0].takes : seconds(sum((one) => one.seconds));
-    const {words, step, made} = data.head, several = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
+    const {words, step, made} = data.head;
     section.append(
       el("p", {class: "asked"}, el("b", {}, words.join(" · ")), el("span", {}, [
         `${several(data.programs.length, "program")} on ${several(data.devices.length, "device")}`,
@@ -101,7 +101,7 @@
     const graph = dovetail.json(`graph-${index}`);
     const tree = dovetail.tree(graph, one);
     const ribbon = el("div", {class: "draw"}), lanes = el("div", {class: "draw"});
-    const facts = [`${count(one.operations)} operations in ${count(one.segments)} ${one.segments === 1 ? "segment" : "segments"}`,
+    const facts = [`${several(one.operations, "operation")} in ${several(one.segments, "segment")}`,
       `${bytes(one.weights)} of weights`, one.crosses ? `${bytes(one.crosses)} cross in a call` : "nothing crosses",
       `${one.call_takes} a call`];
     const node = el("div", {},

@@ -1,7 +1,7 @@
 "use strict";
 // The blocks of a component from left to right in the order in which they run, in the lane of their device.
 (() => {
-  const {svg, bytes, seconds} = dovetail;
+  const {svg, bytes, seconds, several} = dovetail;
   const ROW = 54, BAR = 30, TOP = 2, LEFT = 84;
 
   dovetail.ribbon = (host, graph, program, open) => {
@@ -36,7 +36,7 @@
             class: index % 2 ? "odd" : "even"}));
         label(group, text(one[0]), start, wide, top(row) + BAR / 2 + 4);
         marks.push({node: group, open: () => open(index), lines: () => [titles[index], text(one[1]),
-          `${one[3] - one[2]} operations, ${bytes(one[4])} of weights`, `${seconds(one[5] / 1e6)} a call`, "click or Enter shows its operations"]});
+          `${several(one[3] - one[2], "operation")}, ${bytes(one[4])} of weights`, `${seconds(one[5] / 1e6)} a call`, "click or Enter shows its operations"]});
         picture.append(group);
       }
     });

@@ -1,7 +1,7 @@
 "use strict";
 // The operations as a tree of segments, blocks and operations, of which only what is on the screen is in the page.
 (() => {
-  const {el, bytes, seconds, count} = dovetail;
+  const {el, bytes, seconds, count, several} = dovetail;
   const ROW = 28, MORE = 12;
 
   dovetail.tree = (graph, program) => {
@@ -12,7 +12,7 @@
 
     const groups = (list, depth, kind, titles) => list.map(([title, place, start, stop, size, took], index) => ({
       key: `${kind}${index}`, depth, kind, start, stop, size, took, place: text(place), title: titles[index], names: text(title),
-      facts: `${count(stop - start)} ${stop - start === 1 ? "operation" : "operations"} · ${size ? bytes(size) : "no weights"} · ${seconds(took / 1e6)}`,
+      facts: `${several(stop - start, "operation")} · ${size ? bytes(size) : "no weights"} · ${seconds(took / 1e6)}`,
     }));
     // One segment alone is all there is, and says nothing.
     const cut = graph.segments.length > 1 ? graph.segments : [];
@@ -182,7 +182,7 @@
         const most = [...kinds].sort((a, b) => b[1] - a[1]).slice(0, 6);
         list.push(...item("time", `${seconds(row.took / 1e6)}, ${row.took < whole / 100 ? "less than 1" : Math.round((100 * row.took) / whole)} % of a call`),
           ...item("weights", row.size ? bytes(row.size) : "none"),
-          ...item(`${count(row.stop - row.start)} operations, most of them`, ...most.map(([op, times]) => el("div", {}, el("code", {}, op), ` × ${times}`))),
+          ...item(`${several(row.stop - row.start, "operation")}${kinds.size > most.length ? ", most of them" : ""}`, ...most.map(([op, times]) => el("div", {}, el("code", {}, op), ` × ${times}`))),
           ...(row.kind === "segment" ? item("modules", row.names) : []));
       }
       details.replaceChildren(el("h4", {}, row.title), el("dl", {}, ...list));
