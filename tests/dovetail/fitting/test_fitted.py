@@ -133,17 +133,18 @@ def test_a_refusal_comes_before_anything_is_read_and_names_what_fits() -> None:
 
 @pytest.mark.slow
 def test_the_least_of_a_refusal_is_accepted_and_little_less_is_refused() -> None:
-    def within(kib: float) -> DryPipeline:
-        return searched("cuda0=64MiB,cpu=3GiB", backend="cuda0", max_vram=f"cuda0={kib:.0f}KiB")
+    def within(device: str, kib: float) -> DryPipeline:
+        return searched(f"{device}=64MiB,cpu=3GiB", backend=device, max_vram=f"{device}={kib:.0f}KiB")
 
-    with pytest.raises(DoesNotFitError) as refused:
-        within(1024)
-    said = re.search(r" needs at least ([0-9.]+) MiB on cuda0", str(refused.value))
-    assert said is not None, str(refused.value)
-    least = 1024 * float(said[1])
-    assert within(1.15 * least).decision is not None
-    with pytest.raises(DoesNotFitError, match="needs at least"):
-        within(0.85 * least)
+    for device, largest in (("cuda0", "vae"), ("sim0", "transformer")):
+        with pytest.raises(DoesNotFitError) as refused:
+            within(device, 1024)
+        said = re.search(rf"{largest} needs at least ([0-9.]+) MiB on {device}", str(refused.value))
+        assert said is not None, str(refused.value)
+        least = 1024 * float(said[1])
+        assert within(device, 1.15 * least).decision is not None
+        with pytest.raises(DoesNotFitError, match="needs at least"):
+            within(device, 0.85 * least)
 
 
 @pytest.mark.slow
