@@ -65,10 +65,8 @@ def told_of(error: BaseException) -> dict[str, str]:
     """An error as text: of which class of ours it is, what it says, and which field of a request is wrong."""
     names = [cls.__name__ for cls in type(error).__mro__]
     kind = next((name for name in names if name in _KINDS), "")
-    if isinstance(error, UsageError):
-        return {"kind": kind, "error": str(error), "field": error.field}
     if kind:
-        return {"kind": kind, "error": str(error)}
+        return {"kind": kind, "error": str(error), "field": error.field if isinstance(error, UsageError) else ""}
     text = str(error).strip() or "no message"
     if _OUT_OF_MEMORY in names:
         return {"kind": DoesNotFitError.__name__, "error": f"out of memory: {text}"}
