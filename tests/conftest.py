@@ -31,14 +31,14 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 engine.MAX_SHRINKING_SECONDS = 20  # of 300: an example of a law that fails is to be small, and the run to end
 
 _LONG = 8
-"""A table of slow cases with more than these runs to a third where some are drawn, others to a half."""
+"""A table of slow cases with more than these runs to a quarter where some are drawn, others to a third."""
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Counts every other one of the tests that are marked `half` as slow, as the seed of the run draws them."""
-    if item.get_closest_marker("half") is None or os.environ.get("DOVETAIL_TEST_CASES") == "all":
+    """Counts two of three tests that are marked `third` as slow, as the seed of the run draws them."""
+    if item.get_closest_marker("third") is None or os.environ.get("DOVETAIL_TEST_CASES") == "all":
         return
-    if random.Random(f"{os.environ['DOVETAIL_TEST_SEED']} {item.nodeid}").random() < 0.5:
+    if _draw(item.nodeid).random() > 1 / 3:
         item.add_marker(pytest.mark.slow)
 
 
@@ -47,7 +47,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leaves out cases as the seed of the run draws them; none where DOVETAIL_TEST_CASES=all.
 
     Of a table that is marked `few` as many run as it says. Where DOVETAIL_TEST_CASES=some, a part of the slow tests
-    runs: of each table a third or a half of its cases, and of the tests of one case half.
+    runs: of each table a quarter or a third of its cases, and of the tests of one case a third. Each table draws by
+    its own name, so that what is added to one leaves the draws of the others as they are.
     """
     cases = os.environ.get("DOVETAIL_TEST_CASES")
     if cases == "all":
@@ -69,7 +70,7 @@ def _left_of_few(tables: dict[str, list[pytest.Item]]) -> set[pytest.Item]:
         marker = table[0].get_closest_marker("few")
         if marker is None:
             continue
-        draw, most = random.Random(f"{os.environ['DOVETAIL_TEST_SEED']} {name}"), (*marker.args, len(table))[0]
+        draw, most = _draw(name), (*marker.args, len(table))[0]
         quick = [one for one in table if one.get_closest_marker("slow") is None]
         slow = [one for one in table if one not in quick]
         for some, count in ((quick, marker.kwargs.get("quick", most)), (slow, most)):
@@ -79,13 +80,18 @@ def _left_of_few(tables: dict[str, list[pytest.Item]]) -> set[pytest.Item]:
 
 def _left_of_slow(tables: dict[str, list[pytest.Item]]) -> set[pytest.Item]:
     """The slow tests that do not run where some of them do."""
-    slow = [[item for item in table if item.get_closest_marker("slow")] for table in tables.values()]
-    alone = [table[0] for table in slow if len(table) == 1]
-    draw = random.Random(os.environ["DOVETAIL_TEST_SEED"])
-    left = set(draw.sample(alone, len(alone) // 2))
-    for table in (table for table in slow if len(table) > 1):
-        left |= set(draw.sample(table, len(table) * 2 // 3 if len(table) > _LONG else len(table) // 2))
+    left: set[pytest.Item] = set()
+    for name, table in tables.items():
+        slow, draw = [item for item in table if item.get_closest_marker("slow")], _draw(f"{name} slow")
+        part = len(slow) / (4 if len(slow) > _LONG else 3)
+        runs = int(part + draw.random())  # rounded up as often as makes it the part on the average
+        left |= set(draw.sample(slow, len(slow) - min(len(slow), runs)))
     return left
+
+
+def _draw(name: str) -> random.Random:
+    """The draws of what has that name, by the seed of the run."""
+    return random.Random(f"{os.environ['DOVETAIL_TEST_SEED']} {name}")
 
 
 def pytest_collection_finish() -> None:

@@ -81,7 +81,7 @@ def test_every_folder_of_modules_is_a_package() -> None:
     assert lonely == []
 
 
-@pytest.mark.half
+@pytest.mark.third
 def test_the_wheel_has_one_top_level_name(wheel: Path) -> None:
     names = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     assert {name for name in names if not name.endswith(".dist-info")} == {"dovetail"}

@@ -230,7 +230,7 @@ def test_a_device_map_must_say_something_of_every_weight(model: Model, ids: torc
         dovetail.compile(model, (ids,), device_map="balanced", backend="cpu")
 
 
-@pytest.mark.half
+@pytest.mark.third
 def test_shares_and_budgets_move_the_cut(model: Model, ids: torch.Tensor) -> None:
     def on_main(**options: Any) -> int:
         compiled = dovetail.compile(model, (ids,), backend="sim0&sim1", rig="sim0=1GiB,sim1=1GiB", **options)

@@ -46,7 +46,7 @@ class Early(Pass):
         return Change(self.way(program), "nodes in another place")
 
 
-@pytest.mark.half
+@pytest.mark.third
 @pytest.mark.few(1)
 @pytest.mark.parametrize("way", [put_exchanges_early, send_early])
 @pytest.mark.parametrize("name", drawn([one for one in TINY if one not in OWN_PYTHON], 2))
@@ -61,7 +61,7 @@ def test_parts_that_are_sent_early_change_no_bit(name: str, way: Callable[[Progr
     assert all(map(torch.equal, mine, theirs))
 
 
-@pytest.mark.half
+@pytest.mark.third
 @pytest.mark.parametrize(("mode", "least"), [("sequence", 0.03), ("tensor", 0.002)])
 def test_a_published_model_waits_less(mode: str, least: float) -> None:
     program = traced(deepened("flux-dev", 1))
@@ -74,7 +74,7 @@ def test_a_published_model_waits_less(mode: str, least: float) -> None:
     assert EARLY in early.facts
 
 
-@pytest.mark.half
+@pytest.mark.third
 @pytest.mark.parametrize("left", [-1, 2**20])
 def test_a_budget_is_kept(left: int) -> None:
     """Of two devices that have as much as the traced order needs, or little more."""

@@ -109,7 +109,7 @@ def parts_of(case: Case, shares: Sequence[int]) -> tuple[Node, list[Strategy], d
 CASES = st.one_of(attentions(), convolutions(), films(), activations(), sums())
 
 
-@pytest.mark.half
+@pytest.mark.third
 @given(CASES, SHARES)
 @few
 def test_what_is_said_to_keep_bits_keeps_them(case: Case, shares: tuple[int, ...]) -> None:

@@ -73,7 +73,7 @@ def test_law_4_segments_partition_the_nodes_and_nothing_is_sent_twice(case: Case
         PassManager([Cut()]).run(program)
 
 
-@pytest.mark.half
+@pytest.mark.third
 @given(cases())
 def test_law_8_printing_and_parsing_give_the_same_program(case: Case) -> None:
     def check(step: Pass, program: Program, change: Change) -> None:

@@ -31,7 +31,7 @@ NEAR = 1e-5
 """How far results may be off, as a part of the largest: some models compute in float32 inside."""
 
 
-@pytest.mark.half
+@pytest.mark.third
 @pytest.mark.parametrize(("name", "shares"), slow_but([QUICK], [QUICK, *drawn(CELLS, 4)]))
 def test_a_decoder_that_is_split_in_space_is_the_whole_on_less_memory(name: str, shares: tuple[int, ...]) -> None:
     module, call = enlarged(name, torch.float64, (32, 16))
@@ -71,7 +71,7 @@ def test_an_encoder_that_is_split_unevenly_is_the_whole(name: str, shares: tuple
     assert found.sent == found.planned
 
 
-@pytest.mark.half
+@pytest.mark.third
 @pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("name", drawn(DECODERS, 1))

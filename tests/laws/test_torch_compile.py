@@ -27,7 +27,7 @@ def _forget() -> Iterator[None]:
 few = examples(2, 5)
 
 
-@pytest.mark.half
+@pytest.mark.third
 @few
 @given(module_cases())
 def test_law_1_a_model_that_torch_compiles_with_dovetail_changes_no_bit(case: ModuleCase) -> None:

@@ -68,7 +68,7 @@ def up_of(module: nn.Module) -> torch.Tensor:
     return module.transformer_blocks[0].attn.to_q.lora_B["one"].weight  # type: ignore[union-attr, index, no-any-return]
 
 
-@pytest.mark.half
+@pytest.mark.third
 def test_steps_of_a_loop_bring_an_adapter_once(both: Any, fetched: Counter[str]) -> None:
     pipe, eager = both
     assert torch.equal(step(pipe.transformer), step(eager))
@@ -78,7 +78,7 @@ def test_steps_of_a_loop_bring_an_adapter_once(both: Any, fetched: Counter[str])
     assert not fetched
 
 
-@pytest.mark.half
+@pytest.mark.third
 def test_another_scale_in_each_step_of_a_loop_brings_no_matrix_anew(both: Any, fetched: Counter[str]) -> None:
     pipe, eager = both
     step(pipe.transformer, joint_attention_kwargs={"scale": 2.0})

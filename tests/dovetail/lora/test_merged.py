@@ -206,6 +206,7 @@ def test_a_merge_that_fails_on_the_way_leaves_nothing_merged(place: str, saved: 
     assert agree(pipe, eager)
 
 
+@pytest.mark.third
 @pytest.mark.parametrize("place", ["device", "disk"])
 def test_an_adapter_that_is_loaded_beside_merged_ones_takes_these_out_as_in_eager(place: str, saved: Any) -> None:
     """As peft does, which warns."""
@@ -243,6 +244,7 @@ def test_an_interrupt_of_a_merge_leaves_nothing_merged(saved: Any, monkeypatch: 
     assert not any(getattr(one, "merged_adapters", ()) for one in pipe.transformer.modules())
 
 
+@pytest.mark.third
 def test_what_fuse_has_written_in_half_precision_is_what_peft_writes(saved: Any) -> None:
     eager = eager_of(saved, torch.bfloat16)
     pipe = loaded_with(dovetail.load_pipeline(saved[0], dtype=torch.bfloat16, **PLACES["device"]), saved)

@@ -116,7 +116,7 @@ def _do(change: Callable[[Any], Undo], *models: Any) -> list[Undo]:
     return undo
 
 
-@pytest.mark.half
+@pytest.mark.third
 @pytest.mark.few(quick=5)
 @pytest.mark.parametrize(("change", "kind"), [*((one, Block) for one in CHANGES), (_class, Numpy), (_base, Numpy)])
 @torch.no_grad()

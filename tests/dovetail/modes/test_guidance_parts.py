@@ -96,7 +96,7 @@ def check_overlap(clocks: list[Clocked]) -> None:
     assert clocks[2].has_waited_for(clocks[1])
 
 
-@pytest.mark.half
+@pytest.mark.third
 def test_parts_overlap_by_the_clocks_of_devices(painted: Painted, clocks: list[Clocked]) -> None:
     pipe, call, eager = painted
     assert torch.equal(paint(pipe, call).cpu(), eager)
@@ -154,7 +154,7 @@ def test_both_devices_have_the_whole_denoiser_and_are_in_the_plan(
     assert told[1:] in pipe.dovetail.explain(**call)
 
 
-@pytest.mark.half
+@pytest.mark.third
 def test_devices_are_found_whose_calls_take_turns(painted: Painted) -> None:
     _, call, _ = painted
     pipe, _ = flux()
@@ -201,7 +201,7 @@ def test_they_are_issued_at_the_same_time(painted: Painted, monkeypatch: pytest.
     assert torch.equal(paint(pipe, call).cpu(), eager)
 
 
-@pytest.mark.half
+@pytest.mark.third
 @pytest.mark.few(2)
 @pytest.mark.parametrize("device", ["sim0", "sim1"])
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
@@ -420,6 +420,7 @@ WITHOUT_A_MODE: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.third
 @pytest.mark.parametrize("name", slow_but(("by layers", "weights elsewhere", "devices left open"), WITHOUT_A_MODE))
 def test_without_a_mode_each_weight_is_on_one_device_so_that_no_calls_can_take_turns(name: str) -> None:
     _, call, _ = plain()
