@@ -89,7 +89,8 @@ def compile(
             each large matrix of the blocks, which may change the last bits of the result. In four modes all devices,
             of one kind, compute each operation together, which may change last bits too: ``tensor`` has each hold some
             of the weights, ``sequence`` all weights and compute some of the tokens, ``batch`` some of the pictures, and
-            ``spatial`` a part of each picture.
+            ``spatial`` a part of each picture. ``batch+sequence`` and ``batch+tensor`` have groups of devices compute
+            some of the pictures each.
         tensor_split: shares of the devices (``"3,1"``) in place of their free memory.
         max_vram, max_memory: budgets a device, in stable-diffusion.cpp's spelling or diffusers'.
         rig: the devices to compile for, where that is not this machine: ``"cuda0=24GiB,cuda1=16GiB"``.

@@ -27,6 +27,7 @@ from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program, origin_of
 from dovetail.compiler.ir.state import WHOLE
+from dovetail.compiler.spec.modes import inner_mode
 from dovetail.compiler.states.convolutions import NAMES as CONVOLUTIONS
 from dovetail.compiler.states.parts import crossing_bytes
 from dovetail.compiler.states.strategy import Strategy, name_of, shape_of
@@ -43,11 +44,11 @@ from dovetail.passes.simulate.memory import simulate
 from dovetail.passes.states.candidates import QUERIES
 from dovetail.passes.states.exactness import KEEPING, keeps_bits
 from dovetail.passes.states.forms import put_in_form
+from dovetail.passes.states.kept_forms import forms_with_solvers
 from dovetail.passes.states.modes import MODES, posed
 from dovetail.passes.states.problem import HEAVY
-from dovetail.passes.states.share import Choose
 from dovetail.passes.states.shares import cut_in_units
-from dovetail.passes.states.solution import NotPossible, Solution
+from dovetail.passes.states.solution import Decision, NotPossible, Solution
 from dovetail.passes.states.solve import solve
 from dovetail.runtime import sim
 from dovetail.runtime.executor import Executor
@@ -61,6 +62,7 @@ from .zoo.tiny import Call
 
 SHARES = ((1, 1), (1, 1, 1), (1, 1, 1, 1), (5, 3), (5, 3, 2), (1, 0), (3, 0, 1), (2, 1, 1, 1))
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+MESHES = ("batch+sequence", "batch+tensor")
 SEEDS = range(1, 6)
 WORSE = 1.5
 """So many times as far from float64 as eager may results be."""
@@ -107,6 +109,8 @@ def cells(names: list[str], seed: int) -> Iterator[Cell]:
         dtype = choice.choice(list(DTYPES))
         for mode in (one for one in MODES if one != "spatial"):  # which `benchmarks.spatial` is for
             yield Cell(name, mode, choice.choice(SHARES), dtype, sides)
+        for mode in MESHES:
+            yield Cell(name, mode, choice.choice([one for one in SHARES if len(one) == 4]), dtype, sides)
 
 
 @dataclass(frozen=True)
@@ -185,38 +189,38 @@ def judge(cell: Cell) -> Verdict:
     if isinstance(found, NotPossible):
         return Verdict(str(found), seconds)
     verdict = Verdict(found.how, seconds, sent=max(found.account.sent))
-    verdict.whole = list(_left_whole(subject.program, cell))
+    verdict.whole = [] if inner_mode(cell.mode) else list(_left_whole(subject.program, cell))
     _judge_run(verdict, cell, subject, program)
     return verdict
 
 
 def shared(traced: Program, cell: Cell) -> tuple[Program, Solution | NotPossible, float]:
     """A program that devices compute together, what was solved for it, and the processor's seconds of solving."""
-    program, answers = traced.copy(), list[tuple[Solution | NotPossible, float]]()
+    program, start = traced.copy(), time.process_time()
     program.rig = Rig.parse(",".join(f"sim{index}=8GiB" for index in range(len(cell.shares))))
-
-    def chosen(pinned: Program) -> Choose:
-        start = time.process_time()
-        found = solve(pinned, slow_group(cell.shares, tuple(pinned.devices)), cell.mode)
-        answers.append((found, time.process_time() - start))
-        return found.strategies.get if isinstance(found, Solution) else lambda _: None
-
-    Simplify().run(program)
-    put_in_form(program)
+    program = PassManager([Simplify(), FindBlocks()]).run(program)
+    group, found = slow_group(cell.shares, tuple(program.devices)), None
+    if inner_mode(cell.mode):
+        forms = forms_with_solvers(program, cell.mode, group)
+        found = forms if isinstance(forms, NotPossible) else forms[0].solution(())
+        program = program if isinstance(forms, NotPossible) else forms[0].program
+    else:
+        put_in_form(program)
+        Simplify().run(program)
+        found = solve(program, group, cell.mode)
+    seconds = time.process_time() - start
+    decision = found.decision if isinstance(found, Solution) else Decision({})
     everything = {weight: Assigned(program.main) for weight in program.weights}
     steps = [
-        Simplify(),
-        FindBlocks(),
         Assign(everything),
         Pin(),
-        Share(chosen),
+        Share(lambda _: decision.strategies.get, lambda: decision.groups),
         Cut(),
         Reuse(),
         Lower(),
         Verify(),
     ]
-    program = PassManager(steps).run(program)
-    return program, *answers[0]
+    return PassManager(steps).run(program), found, seconds
 
 
 def _left_whole(traced: Program, cell: Cell) -> Iterator[str]:

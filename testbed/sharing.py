@@ -12,6 +12,7 @@ from dovetail.compiler.ir.program import Program
 from dovetail.passes.infra.base import Change, Pass
 from dovetail.passes.states.exchanges import Group
 from dovetail.passes.states.share import Choose, share
+from dovetail.passes.states.solution import Groups
 
 
 @dataclass(frozen=True)
@@ -21,10 +22,11 @@ class Share(Pass):
     name: ClassVar[str] = "share"
     requires: ClassVar[frozenset[str]] = frozenset({"pinned"})
     chooser: Callable[[Program], Choose] = field(default=lambda _: lambda _: None)
+    groups: Callable[[], Groups] = dict
 
     def run(self, program: Program) -> Change:
         """Puts reshards between operations whose states differ."""
-        return Change(share(program, self.chooser(program)), "reshards")
+        return Change(share(program, self.chooser(program), groups=self.groups()), "reshards")
 
 
 def slow_group(shares: Sequence[int], devices: Sequence[Device] = (), latency: float = 1e-7) -> Group:

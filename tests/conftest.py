@@ -35,10 +35,10 @@ _LONG = 8
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Counts two of three tests that are marked `third` as slow, as the seed of the run draws them."""
-    if item.get_closest_marker("third") is None or os.environ.get("DOVETAIL_TEST_CASES") == "all":
+    """Counts four of five tests that are marked `fifth` as slow, as the seed of the run draws them."""
+    if item.get_closest_marker("fifth") is None or os.environ.get("DOVETAIL_TEST_CASES") == "all":
         return
-    if _draw(item.nodeid).random() > 1 / 3:
+    if _draw(item.nodeid).random() > 1 / 5:
         item.add_marker(pytest.mark.slow)
 
 

@@ -15,7 +15,7 @@ PAINTING = ("quick-start.md", "troubleshooting.md")
 EXAMPLES = [pytest.param(one, id=one.name, marks=[pytest.mark.slow] if one.name in PAINTING else []) for one in PAGES]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("page", EXAMPLES)
 def test_the_examples_print_what_stands_below_them(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -81,13 +81,14 @@ def test_every_folder_of_modules_is_a_package() -> None:
     assert lonely == []
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_the_wheel_has_one_top_level_name(wheel: Path) -> None:
     names = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     assert {name for name in names if not name.endswith(".dist-info")} == {"dovetail"}
     assert any(name.startswith("dovetail_diffusion-") for name in names)
 
 
+@pytest.mark.fifth
 def test_the_wheel_has_every_module_and_data_file(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     for folder, target in FOLDERS.items():

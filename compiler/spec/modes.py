@@ -14,15 +14,19 @@ from ..units import NUMBER, number_text
 from .items import ByComponent, Given, read_items, spec_text
 from .roles import read_key
 
-TOGETHER = ("tensor", "sequence", "batch", "spatial")
-"""The modes in which all devices compute each operation together, in the states that are solved for."""
+TOGETHER = ("tensor", "sequence", "batch", "spatial", "batch+sequence", "batch+tensor")
+"""The modes in which devices compute each operation together, in the states that are solved for.
+
+In those of two levels groups of devices have some of the pictures each, and compute them together under the inner one.
+"""
 
 QUICKEST = "auto"
 """The quickest of all modes that fit: a search says which, and by layers until then."""
 
 MODES = ("layer", "row", *TOGETHER, QUICKEST)
 ALIASES = {"tp": "tensor", "sp": "sequence", "ulysses": "sequence", "ring": "sequence", "cfg": "batch", "dp": "batch"}
-"""Names of modes elsewhere: tensor parallel, sequence parallel and two ways of it, guidance and data parallel."""
+"""Names of modes elsewhere, and of both levels of a mode that has two, as in `cfg+ulysses`: tensor parallel, sequence
+parallel and two ways of it, guidance and data parallel."""
 
 SHORT_TERMS = "bfloat16"
 """The dtype in which devices send terms of float32 sums (`--bf16-partials`)."""
@@ -36,7 +40,7 @@ class SplitMode(ByComponent[str]):
     """How each component is spread over its devices; `layer` where nothing is said."""
 
     def mode_for(self, attribute: str, role: str) -> str:
-        """`layer`, `row`, `tensor`, `sequence`, `batch`, `spatial`, or `auto` where a search is to say."""
+        """One of `MODES`: `layer`, `row`, one of those of `TOGETHER`, or `auto` where a search is to say."""
         return self.get(attribute, role) or "layer"
 
 
@@ -101,8 +105,13 @@ def check_kinds(name: str, mode: str, devices: Sequence[Device]) -> None:
         )
 
 
+def inner_mode(mode: str) -> str:
+    """The mode within groups, of one of two levels; nothing of another."""
+    return mode.partition("+")[2]
+
+
 def _read_mode(span: Span) -> str:
-    mode = ALIASES.get(span.value.lower(), span.value.lower())
+    mode = "+".join(ALIASES.get(one, one) for one in span.value.lower().split("+"))
     if mode not in MODES:
         raise span.error(f"{span.value!r} is not a split mode", ", ".join(MODES), (*MODES, *ALIASES))
     return mode

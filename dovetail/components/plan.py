@@ -88,7 +88,7 @@ class ComponentPlan:
         """The plan in a line."""
         rests = Resting(self.residency.value, amounts=self.amounts)
         said = {
-            "split": f"by {_WORDS[self.mode]}" if len(self.devices) > 1 else "",
+            "split": f"by {_WORDS.get(self.mode, self.mode)}" if len(self.devices) > 1 else "",
             "shares": ":".join(map(number_text, self.shares)),
             "weights": str(rests) if self.residency is not Residency.DEVICE else "",
             "chunks": str(self.chunks) if self.chunks != WHOLE else "",

@@ -352,7 +352,14 @@ def _reads_disk(program: Program) -> bool:
     return Residency.DISK in program.residency.values()
 
 
-_TOGETHER = {"tensor": "parts", "sequence": "tokens", "batch": "pictures", "spatial": "areas"}
+_TOGETHER = {
+    "tensor": "parts",
+    "sequence": "tokens",
+    "batch": "pictures",
+    "spatial": "areas",
+    "batch+sequence": "tokens of pictures",
+    "batch+tensor": "parts for pictures",
+}
 """What a device has of a program that all compute together, by the split mode."""
 
 

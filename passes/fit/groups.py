@@ -28,7 +28,7 @@ _UNEVEN = 1.1  # so much more memory than another one has a device that is given
 _PARTS = 16  # of which shares by memory are made
 _STEPS = 16  # of the most that a device may use, in which it is said what devices have room for
 
-MODES = ("sequence", "batch", "tensor", "spatial", "row")
+MODES = ("sequence", "batch", "batch+sequence", "tensor", "batch+tensor", "spatial", "row")
 """The modes in which devices compute a component together, in the order in which they are tried."""
 
 
@@ -157,7 +157,9 @@ def _in_room(load: Load, machine: Machine, budgets: Budgets, devices: tuple[Devi
         return None
     step = max(1, max(budgets.rooms(devices)) // _STEPS)
     room = tuple((budgets.of(one) - load.more.get(one, 0)) // step * step for one in devices)
-    if whole >= (sum(room) if load.asked.mode == "tensor" else min(room)):
+    # of weights that are shared out in groups, at least two have all of them
+    most = {"tensor": sum(room), "batch+tensor": sum(room) // 2}.get(load.asked.mode, min(room))
+    if whole >= most:
         return None
     work = load.work.over(devices, room)
     if isinstance(work, NotPossible):

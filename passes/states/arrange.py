@@ -21,7 +21,7 @@ from torch.fx import Node
 
 from ...compiler.devices.device import Device
 from ...compiler.devices.speeds import Speeds, speeds_of
-from ...compiler.ir.program import Program
+from ...compiler.ir.program import Program, placement_of
 from ...compiler.ir.split import EARLY, assembles, bytes_sent, share_of
 from ...compiler.states.parts import members, sent
 from ..infra.base import Change, Pass
@@ -110,10 +110,11 @@ def put_exchanges_early(program: Program) -> int:
 
 
 class _Walk:
-    """What operations take one after another, and when what was sent of them arrives, in seconds."""
+    """What operations take one after another on each group of devices, and when what was sent of them arrives."""
 
     def __init__(self, program: Program, speeds: Speeds) -> None:
-        self.now = self.free = 0.0
+        self.now: dict[tuple[Device, ...], float] = defaultdict(float)  # in seconds, as all that follows
+        self.free: dict[tuple[Device, ...], float] = defaultdict(float)
         self.arrived: dict[Node, float] = {}  # of what was sent of each operation
         self.maker = dict(moving(program))
         self.seconds = {node: _longest(program, node, speeds) for node in program.ops()}
@@ -125,24 +126,30 @@ class _Walk:
 
     def problem(self, region: Region, before: tuple[tuple[int, ...], ...]) -> Problem:
         """The problem of ordering a region, as it is reached now."""
-        numbers = {node: number for number, node in enumerate(region.nodes)}
+        numbers, group = {node: number for number, node in enumerate(region.nodes)}, _group_of(region)
         awaits, arriving = list[tuple[int, ...]](), list[float]()
         for node in region.nodes:
             makers = [self.maker[one] for one in node.all_input_nodes if one in self.maker]
             awaits.append(tuple(sorted({numbers[one] for one in makers if one in numbers})))
-            late = (self.arrived[one] - self.now for one in makers if one in self.arrived)
+            late = (self.arrived[one] - self.now[group] for one in makers if one in self.arrived)
             arriving.append(round(max(0.0, *late, 0.0), _DIGITS))
         seconds = tuple(round(self.seconds[node], _DIGITS) for node in region.nodes)
         sent = tuple(round(self.sent.get(node, 0.0), _DIGITS) for node in region.nodes)
-        busy = round(max(0.0, self.free - self.now), _DIGITS)
+        busy = round(max(0.0, self.free[group] - self.now[group]), _DIGITS)
         return Problem(before, seconds, sent, tuple(awaits), tuple(arriving), busy)
 
     def take(self, region: Region, clock: Clock) -> None:
         """Goes on to the end of a region."""
+        group = _group_of(region)
+        now = self.now[group]
         for number, node in enumerate(region.nodes):
             if self.sent.get(node):
-                self.arrived[node] = self.now + clock.arrived[number]
-        self.now, self.free = self.now + clock.now, self.now + clock.free
+                self.arrived[node] = now + clock.arrived[number]
+        self.now[group], self.free[group] = now + clock.now, now + clock.free
+
+
+def _group_of(region: Region) -> tuple[Device, ...]:
+    return placement_of(region.nodes[0]).group
 
 
 def _all_regions(program: Program) -> Iterator[Region]:

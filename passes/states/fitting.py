@@ -13,6 +13,7 @@ from ...compiler.devices.speeds import Speeds, speeds_of
 from ...compiler.errors import UsageError
 from ...compiler.ir.program import Program, tensors_of
 from ...compiler.ir.state import WHOLE
+from ...compiler.spec.modes import inner_mode
 from ..analysis.memory_needs import Need
 from ..infra.base import Pass
 from ..lowering.lower import Lower
@@ -61,7 +62,10 @@ def fitted(
     if reason:
         return NotPossible(mode, reason)
     group, free = group_of(program, shares, has_short_terms), program.rig.free
-    each = [_fitted(_Tries(form, program, headroom), group, mode) for form in forms_with_solvers(program, mode, group)]
+    forms = forms_with_solvers(program, mode, group)
+    if isinstance(forms, NotPossible):
+        return forms
+    each = [_fitted(_Tries(form, program, headroom), group, mode) for form in forms]
     fitting = [one for one in each if isinstance(one, Fitted)]
     if not fitting:
         return each[0]
@@ -90,7 +94,10 @@ def quickest(
     reason = why_not(program, group, mode)
     if reason:
         return NotPossible(mode, reason)
-    each = [_Tries(form, program).quickest(solves, room) for form in forms_with_solvers(program, mode, group)]
+    forms = forms_with_solvers(program, mode, group)
+    if isinstance(forms, NotPossible):
+        return forms
+    each = [_Tries(form, program).quickest(solves, room) for form in forms]
     fitting = [one for one in each if isinstance(one, Fitted)]
     return min(fitting, key=lambda one: one.solution.account.seconds) if fitting else each[0]
 
@@ -125,7 +132,7 @@ def _fitted(tries: _Tries, group: Group, mode: str) -> Fitted | NotPossible:
         over = {device: need.total - free[device] for device, need in one.needs.items()}
         if max(over.values()) <= 0:
             return best
-        if mode != "tensor" and not min(room):
+        if (inner_mode(mode) or mode) != "tensor" and not min(room):
             break  # each device holds all weights, whatever is chosen
         room = [max(0, had - max(0, over[device])) for had, device in zip(room, group.devices, strict=True)]
     return best or NotPossible(mode, "no states fit")
@@ -160,7 +167,7 @@ class _Tries:
     def quickest(self, solves: bool, room: Limits) -> Fitted | NotPossible:
         """The states of least seconds, or of the best recipe, of which nothing is lowered."""
         if not solves:
-            recipe = self._form.solver.recipe()
+            recipe = self._form.recipe()
             return recipe if isinstance(recipe, NotPossible) else Fitted(self.program.graph, recipe, {})
         found = self._solved(room)
         return found if isinstance(found, NotPossible) else Fitted(self.program.graph, found[0], {}, found[1])
@@ -235,7 +242,7 @@ def together(program: Program, decision: Decision) -> int:
     """Has all devices compute a program as was decided; returns how many values change their state."""
     commit(program, on_main(program))
     Pin().run(program)
-    return share(program, decision.strategies.get, decision.has_short_terms)
+    return share(program, decision.strategies.get, decision.has_short_terms, decision.groups)
 
 
 def on_main(program: Program) -> Assignment:

@@ -7,7 +7,7 @@ solved. Where the plan is of other operations or devices states are solved for a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,13 +16,15 @@ from torch.fx import Node
 from ...compiler.ir.program import Program
 from ...compiler.ir.split import is_shared
 from ...compiler.ir.state import WHOLE
+from ...compiler.spec.modes import inner_mode
 from ...compiler.states.strategy import Strategy
 from ...compiler.states.table import strategy_of
 from ..infra.base import Change, Pass
 from ..placement.assignment import check_needs
 from .fitting import group_of, needs_of_states, together
 from .forms import forms_of
-from .solution import Decision
+from .mesh import meshes_of
+from .solution import Decision, Groups, NotPossible
 from .states import States
 
 
@@ -43,7 +45,8 @@ class KeptStates(Pass):
         found = self._found(program)
         if found is None:
             return self.asked.run(program)
-        form, decision = found[0], Decision(found[1], self.asked.has_short_terms)
+        form, strategies, groups = found
+        decision = Decision(strategies, self.asked.has_short_terms, groups)
         check_needs(program, needs_of_states(form, decision, self.asked.headroom))
         program.graph = form.graph
         count = together(program, decision)
@@ -52,16 +55,23 @@ class KeptStates(Pass):
     def __str__(self) -> str:
         return str(self.asked)
 
-    def _found(self, program: Program) -> tuple[Program, Mapping[Node, Strategy]] | None:
+    def _found(self, program: Program) -> tuple[Program, Mapping[Node, Strategy], Groups] | None:
         """The form of a program that has the operations of the plan, with the states of these there."""
         if program.devices != self.plan.devices or program.symbols:
             return None
-        shares = group_of(program, self.asked.shares).shares
-        for form in forms_of(program, self.asked.mode, shares):
+        for form, groups in self._forms(program):
             strategies = strategies_in(self.plan, form)
             if strategies is not None:
-                return form, strategies
+                return form, strategies, groups
         return None
+
+    def _forms(self, program: Program) -> Iterator[tuple[Program, Groups]]:
+        group = group_of(program, self.asked.shares)
+        if not inner_mode(self.asked.mode):
+            yield from ((form, {}) for form in forms_of(program, self.asked.mode, group.shares))
+            return
+        meshes = meshes_of(program, self.asked.mode, group)
+        yield from ((one.program, one.groups) for one in meshes) if not isinstance(meshes, NotPossible) else ()
 
 
 def strategies_in(plan: Program, program: Program) -> Mapping[Node, Strategy] | None:

@@ -18,9 +18,11 @@ from torch.fx import Node
 
 from ...compiler.devices.device import Device
 from ...compiler.ir.program import Program
+from ...compiler.spec.modes import inner_mode
 from ..analysis.memory_needs import Need
 from .exchanges import Group
 from .forms import forms_of
+from .mesh import Mesh, meshes_of, of_parts
 from .modes import Limits
 from .solution import NotPossible, Solution
 from .solve import Solver, solver_of
@@ -53,9 +55,89 @@ class Form:
             self.solved[key] = (self._at_no_cost if at_no_cost else self.solver).solved(room)
         return self.solved[key]
 
+    def recipe(self) -> Solution | NotPossible:
+        """The best recipe, of which nothing is solved for."""
+        return self.solver.recipe()
+
     @cached_property
     def _at_no_cost(self) -> Solver:
         return self.solver.over(_as_if_free(self.solver.posed.problem.group))
+
+
+@dataclass
+class MeshForm:
+    """The same of a program in groups: each solves for its own part, and groups that are alike have equal states."""
+
+    mesh: Mesh
+    mode: str
+    group: Group
+    parts: Sequence[Form]
+    needs: dict[object, tuple[Mapping[Device, Need], float]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, mesh: Mesh, mode: str, group: Group) -> MeshForm:
+        """The form of a mesh, with what solves for the states of each part."""
+        parts = [Form(one.program, solver_of(one.program, one.group, inner_mode(mode))) for one in mesh.parts]
+        return cls(mesh, mode, group, parts)
+
+    @property
+    def program(self) -> Program:
+        """All parts, side by side."""
+        return self.mesh.program
+
+    def solution(self, room: Limits, at_no_cost: bool = False) -> Solution | NotPossible:
+        """The states of all parts for which there is room."""
+        each = []
+        for number, form in enumerate(self.parts):
+            own = self._room_of(number, room)
+            found = None if not number else self._like_first(number, each[0], own == self._room_of(0, room))
+            found = found or form.solution(own, at_no_cost)
+            if isinstance(found, NotPossible):
+                return NotPossible(self.mode, found.reason)
+            each.append(found)
+        return of_parts(self.mesh, each, self.mode, self.group)
+
+    def recipe(self) -> Solution | NotPossible:
+        """The best recipe of each part, of which nothing is solved for."""
+        each = []
+        for form in self.parts:
+            found = form.recipe()
+            if isinstance(found, NotPossible):
+                return NotPossible(self.mode, found.reason)
+            each.append(found)
+        return of_parts(self.mesh, each, self.mode, self.group)
+
+    def _room_of(self, number: int, room: Limits) -> Limits:
+        size = len(self.mesh.parts[0].group)
+        return room[number * size : (number + 1) * size]
+
+    def _like_first(self, number: int, first: Solution, has_same_room: bool) -> Solution | None:
+        """The states of the first part for another one that is like it, on devices that are like its own."""
+        one, other = self.mesh.parts[0], self.mesh.parts[number]
+        if not has_same_room or not _are_alike(one.group, other.group):
+            return None
+        pairs = [*zip(one.program.graph.nodes, other.program.graph.nodes, strict=False)]
+        if len(one.program.graph.nodes) != len(other.program.graph.nodes):
+            return None
+        if any(mine.target != its.target and mine.op == "call_function" for mine, its in pairs):
+            return None
+        return first.of_copy({mine.name: its for mine, its in pairs})
+
+
+def _are_alike(one: Group, other: Group) -> bool:
+    """Whether groups have the same shares, speeds and ways."""
+    speeds = one.speeds
+    mine, its = ([speeds[device] for device in group.devices] for group in (one, other))
+    return one.shares == other.shares and mine == its and _ways(one) == _ways(other)
+
+
+def _ways(group: Group) -> object:
+    """The rates between the devices of a group, and which of them go the same way."""
+    lanes: dict[str, int] = {}
+    return [
+        (pair, rate, [lanes.setdefault(one, len(lanes)) for one in taken])
+        for pair, (rate, taken) in group.rates.items()
+    ]
 
 
 @dataclass(frozen=True)
@@ -65,7 +147,7 @@ class _Kept:
     program: Program
     mode: str
     group: Group
-    forms: Sequence[Form]
+    forms: Sequence[Form | MeshForm] | NotPossible
 
 
 @contextmanager
@@ -78,17 +160,27 @@ def kept() -> Iterator[None]:
         _KEPT.reset(token)
 
 
-def forms_with_solvers(program: Program, mode: str, group: Group) -> Sequence[Form]:
-    """The forms of a program that a mode has, each with what solves for its states; none of them is to be changed."""
+def forms_with_solvers(program: Program, mode: str, group: Group) -> Sequence[Form | MeshForm] | NotPossible:
+    """The forms of a program that a mode has, each with what solves for its states; none of them is to be changed.
+
+    There are none of a mode of two levels that has no groups; why is returned in their place.
+    """
     known = _KEPT.get()
     for one in known or ():
         if (one.mode, one.group) == (mode, group) and _are_equal(one.program, program):
             return one.forms
-    forms = [Form(form, solver_of(form, group, mode)) for form in forms_of(program, mode, group.shares)]
+    forms = _forms(program, mode, group)
     if known is not None:
         known.append(_Kept(replace(program), mode, group, forms))  # its graph stays as it is: states are of a copy
         del known[:-_MOST]
     return forms
+
+
+def _forms(program: Program, mode: str, group: Group) -> Sequence[Form | MeshForm] | NotPossible:
+    if not inner_mode(mode):
+        return [Form(form, solver_of(form, group, mode)) for form in forms_of(program, mode, group.shares)]
+    meshes = meshes_of(program, mode, group)
+    return meshes if isinstance(meshes, NotPossible) else [MeshForm.of(one, mode, group) for one in meshes]
 
 
 def _are_equal(one: Program, other: Program) -> bool:

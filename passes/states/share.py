@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ...compiler.devices.device import Device
 from ...compiler.ir.aliasing import base_of, writes
 from ...compiler.ir.ops import RESHARD, SUM_TERMS, TERMS
-from ...compiler.ir.program import HERE, Program, place_node, state_of, tensors_of, value_of, weight_name
+from ...compiler.ir.program import HERE, Program, place_node, placement_of, state_of, tensors_of, value_of, weight_name
 from ...compiler.ir.slices import bounds_of
 from ...compiler.ir.split import is_shared
 from ...compiler.ir.state import PARTIAL, WHOLE, Split, State, Whole
@@ -30,14 +31,18 @@ from ...compiler.states.table import is_drawn, tells_all
 from .padding import pad_borders
 from .shares import parts_of_sum, state_of_sum
 from .short_terms import SHORT, can_be_short
+from .solution import Groups
 
 Choose = Callable[[Node], Strategy | None]
 """The strategy of an operation whose operands are in their states; without one, and if it cannot be, it is whole."""
 
 
-def share(program: Program, choose: Choose, has_short_terms: bool = False) -> int:
-    """Has all devices of a pinned program compute it as chosen, operation by operation; returns how many reshards."""
-    sharing = _Sharing(program, has_short_terms)
+def share(program: Program, choose: Choose, has_short_terms: bool = False, groups: Groups | None = None) -> int:
+    """Has all devices of a pinned program compute it as chosen, operation by operation; returns how many reshards.
+
+    An operation of ``groups`` is for the devices that it has there alone, of which its states say what each has.
+    """
+    sharing = _Sharing(program, has_short_terms, groups or {})
     for node in list(program.ops()):
         sharing.take(node, choose)
     for value in program.output.all_input_nodes:
@@ -52,14 +57,16 @@ class _Sharing:
 
     program: Program
     has_short_terms: bool = False
+    groups: Groups = field(default_factory=dict)
     count: int = 0
-    made: dict[tuple[Node, State], Node] = field(default_factory=dict)
+    made: dict[tuple[Node, State, tuple[Device, ...]], Node] = field(default_factory=dict)
+    sums: dict[Node, Node] = field(default_factory=dict)
     ends: dict[Node, Node] = field(default_factory=dict)  # what was put behind a node last
     before: dict[Node, Value] = field(default_factory=dict)  # what a node was said to yield
 
     def __post_init__(self) -> None:
         program = self.program
-        self.group = program.devices
+        self.main = program.devices[:1]
         self.storages = program.fresh_storages()
         self.written = {storage for node in program.ops() for storage in writes(node)}
         self.inputs = next((one for one in reversed(program.graph.nodes) if one.op == "placeholder"), None)
@@ -69,7 +76,7 @@ class _Sharing:
         self.before[node] = value_of(node)
         chosen = strategy([WHOLE] * len(tensors_of(node)), {})
         if self._is_alone(node):
-            place_node(node, group=self.group[:1])
+            place_node(node, group=self.main)
         elif _is_item(node):
             self._place_item(node)
             return
@@ -79,10 +86,14 @@ class _Sharing:
             states = () if set(chosen.results) <= {WHOLE} else tuple((one,) for one in chosen.results)
             base = base_of(node)
             is_beside = base is not None and not is_shared(base) and not states  # a view is where it is
-            place_node(node, group=self.group[:1] if is_beside else self.group, states=states)
+            place_node(node, group=self.main if is_beside else self._group_of(node), states=states)
         for value in node.all_input_nodes:
             self.give(node, value, chosen.takes(value))
         self._lay(node)
+
+    def _group_of(self, reader: Node) -> tuple[Device, ...]:
+        """The devices that compute an operation, or all of them."""
+        return self.groups.get(reader, self.program.devices)
 
     def _is_alone(self, node: Node) -> bool:
         """Whether an operation is for the main device: it writes, draws, or yields no tensor."""
@@ -114,21 +125,21 @@ class _Sharing:
         if has == wanted:
             return
         assert wanted != PARTIAL, f"%{value.name} is no sum of terms"
-        reader.replace_input_with(value, self._in_state(value, wanted))
+        reader.replace_input_with(value, self._in_state(value, wanted, self._group_of(reader)))
 
-    def _in_state(self, value: Node, wanted: State) -> Node:
-        """What stands for a value in another state."""
-        key = value, wanted
+    def _in_state(self, value: Node, wanted: State, group: tuple[Device, ...]) -> Node:
+        """What stands for a value in another state, on the devices that read it."""
+        key = value, wanted, group
         if key not in self.made:
             source = self._summed(value, wanted) if state_of(value) == PARTIAL else value
-            self.made[key] = source if state_of(source) == wanted else self._reshard(source, wanted, value)
+            self.made[key] = source if state_of(source) == wanted else self._reshard(source, wanted, value, group)
         return self.made[key]
 
-    def _reshard(self, value: Node, wanted: State, origin: Node, name: str = "") -> Node:
+    def _reshard(self, value: Node, wanted: State, origin: Node, group: tuple[Device, ...], name: str = "") -> Node:
         found = self._put(origin, RESHARD, (value,), {"device": HERE}, name or f"{origin.name}_resharded")
         (tensor,) = tensors_of(value)
         found.meta["value"] = replace(tensor, stride=filled_stride(tensor), storage=next(self.storages))
-        place_node(found, group=self.group, states=() if wanted == WHOLE else ((wanted,),))
+        place_node(found, group=group, states=() if wanted == WHOLE else ((wanted,),))
         self.before[found] = self.before.get(origin, value_of(origin))
         self.count += 1
         return found
@@ -138,26 +149,26 @@ class _Sharing:
 
         A small one each device adds up itself, where all want it.
         """
-        known = self.made.get((value, PARTIAL))
+        known = self.sums.get(value)
         if known is not None and (state_of(known) in (WHOLE, wanted) or not isinstance(wanted, Split)):
             return known
-        (tensor,) = tensors_of(value)
-        into = self._of_sum(tensor, wanted)
-        has = [int(device in members(self.program, value)) for device in self.group]
+        (tensor,), group = tensors_of(value), placement_of(value).group
+        into = _of_sum(tensor, wanted, len(group))
+        has = [int(device in members(self.program, value)) for device in group]
         of_terms = Split(0, (bounds_of(sum(has), has),))
         terms = self._put(value, TERMS, (value, sum(has)), {}, f"{value.name}_terms")
         terms.meta["value"] = replace(tensor, shape=(sum(has), *tensor.shape), stride=(0, *tensor.stride), hint=())
-        place_node(terms, group=self.group, states=((of_terms,),))
+        place_node(terms, group=group, states=((of_terms,),))
         is_short = self.has_short_terms and can_be_short(tensor.sizes, tensor.dtype)
         if is_short:
             terms = self._shortened(terms, value)
         of_together = Split(into.axis + 1, into.segments) if isinstance(into, Split) else WHOLE
-        together = self._reshard(terms, of_together, value, f"{value.name}_together")
+        together = self._reshard(terms, of_together, value, group, f"{value.name}_together")
         wide = {"dtype": tensor.dtype} if is_short else {}
         found = self._put(value, SUM_TERMS, (together,), wide, f"{value.name}_sum")
         found.meta["value"] = replace(tensor, stride=filled_stride(tensor), storage=next(self.storages))
-        place_node(found, group=self.group, states=((into,),) if isinstance(into, Split) else ())
-        self.made[value, PARTIAL], self.before[found] = found, self.before[value]
+        place_node(found, group=group, states=((into,),) if isinstance(into, Split) else ())
+        self.sums[value], self.before[found] = found, self.before[value]
         return found
 
     def _shortened(self, terms: Node, value: Node) -> Node:
@@ -168,14 +179,6 @@ class _Sharing:
         found.meta["value"] = replace(tensor, dtype=SHORT, stride=stride, storage=next(self.storages))
         found.meta["placement"] = terms.meta["placement"]
         return found
-
-    def _of_sum(self, tensor: TensorType, wanted: State) -> Split | Whole:
-        """What of a sum each device adds up."""
-        if isinstance(wanted, Split):
-            return wanted
-        if wanted == WHOLE:
-            return state_of_sum(tensor.sizes, tensor.dtype.itemsize, len(self.group))
-        return parts_of_sum(tensor.sizes, len(self.group))
 
     def _put(self, behind: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Node:
         """A node behind what was put behind another last."""
@@ -195,6 +198,15 @@ class _Sharing:
         old = [tensor.storage for tensor in flat(self.before.get(base, value_of(base)))]
         moved = dict(zip(old, [tensor.storage for tensor in tensors_of(base)], strict=True))
         node.meta["value"] = relocated(value_of(node), moved)
+
+
+def _of_sum(tensor: TensorType, wanted: State, count: int) -> Split | Whole:
+    """What of a sum each of so many devices adds up."""
+    if isinstance(wanted, Split):
+        return wanted
+    if wanted == WHOLE:
+        return state_of_sum(tensor.sizes, tensor.dtype.itemsize, count)
+    return parts_of_sum(tensor.sizes, count)
 
 
 def _is_item(node: Node) -> bool:

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch.fx import Node
 
+from ...compiler.devices.device import Device
 from ...compiler.ir.state import WHOLE
 from ...compiler.states.strategy import Strategy
 from .exchanges import kind_of
 from .problem import Account, Change, Choice, Problem
 
+Groups = Mapping[Node, tuple[Device, ...]]
+"""The devices that compute each operation together; one that is not there is for all devices of the program."""
+
 
 @dataclass(frozen=True)
 class Decision:
-    """How each operation is computed by all devices, and whether terms of float32 sums cross in bfloat16."""
+    """How each operation is computed, by all devices or those of its group, and whether terms cross in bfloat16."""
 
     strategies: Mapping[Node, Strategy]
     has_short_terms: bool = False
+    groups: Groups = field(default_factory=dict)
 
     def of_copy(self, names: Mapping[str, Node]) -> Decision:
         """The same over the nodes of a copy, by their names."""
         ways = {names[node.name]: way_over(way, names) for node, way in self.strategies.items()}
-        return Decision(ways, self.has_short_terms)
+        return Decision(ways, self.has_short_terms, {names[node.name]: its for node, its in self.groups.items()})
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ class Solution:
         account: the seconds, the changes of state and the bytes of weights.
         floor: the seconds of the best recipe, if there is one.
         has_short_terms: whether terms of float32 sums cross in bfloat16.
+        groups: the devices of each operation that not all of them compute.
     """
 
     mode: str
@@ -49,11 +55,12 @@ class Solution:
     account: Account
     floor: float | None
     has_short_terms: bool = False
+    groups: Groups = field(default_factory=dict)
 
     @property
     def decision(self) -> Decision:
         """What is to be done: without what it takes."""
-        return Decision(self.strategies, self.has_short_terms)
+        return Decision(self.strategies, self.has_short_terms, self.groups)
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -68,9 +75,11 @@ class Solution:
             )
             for one in self.account.changes
         )
+        decision = self.decision.of_copy(names)
         return replace(
             self,
-            strategies=self.decision.of_copy(names).strategies,
+            strategies=decision.strategies,
+            groups=decision.groups,
             counts={names[node.name]: count for node, count in self.counts.items()},
             account=replace(self.account, changes=changes),
         )

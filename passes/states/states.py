@@ -127,7 +127,7 @@ def split_mode_asked(steps: Iterable[str]) -> str:
             mode = "row"
         elif name == States.name:
             asked = options.partition("mode=")[2]
-            mode = next((one for one in TOGETHER if asked.startswith(one)), "layer")
+            mode = max((one for one in TOGETHER if asked.startswith(one)), key=len, default="layer")
     return mode
 
 

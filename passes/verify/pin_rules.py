@@ -42,11 +42,19 @@ def pin(snapshot: Snapshot) -> Iterator[Violation]:
             names, said = list(consumed), list(placement_of(node).weights)
             yield Violation("pin", f"%{node.name} consumes the weights {names}, its placement says {said}", node)
         current = places.get(part, 0)
-        if snapshot.device[node] == current or node in beside:
+        if snapshot.device[node] == current or node in beside or _is_of_mesh(snapshot, node):
             continue
         if consumed or not (following := following or _following(snapshot, beside)) or node not in following:
             here, there = snapshot.name(snapshot.device[node]), snapshot.name(current)
             yield Violation("pin", f"%{node.name} is on {here}, the weight consumed last on {there}", node)
+
+
+def _is_of_mesh(snapshot: Snapshot, node: Node) -> bool:
+    """Whether an op is of one of several groups of as many devices, which have weights of their own."""
+    group, devices = placement_of(node).group, snapshot.program.devices
+    first, size = snapshot.device[node], len(group)
+    is_one = 1 < size < len(devices) and len(devices) % size == 0 == first % size
+    return is_one and not snapshot.program.is_sliced and group == devices[first : first + size]
 
 
 def _following(snapshot: Snapshot, beside: Mapping[Node, Node]) -> set[Node]:

@@ -230,7 +230,7 @@ def test_a_device_map_must_say_something_of_every_weight(model: Model, ids: torc
         dovetail.compile(model, (ids,), device_map="balanced", backend="cpu")
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_shares_and_budgets_move_the_cut(model: Model, ids: torch.Tensor) -> None:
     def on_main(**options: Any) -> int:
         compiled = dovetail.compile(model, (ids,), backend="sim0&sim1", rig="sim0=1GiB,sim1=1GiB", **options)
@@ -248,6 +248,7 @@ def test_what_does_not_fit_is_refused_with_both_numbers(ids: torch.Tensor) -> No
         dovetail.compile(large, (ids,), backend="sim0&sim1", rig="sim0=20MiB,sim1=1GiB", tensor_split="1,1")
 
 
+@pytest.mark.fifth
 def test_a_module_whose_weights_do_not_fit_is_told_to_have_them_in_host_memory_where_that_fits() -> None:
     layers, x = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8))).eval(), torch.ones(1, 256)
     options = {"backend": "sim0", "rig": "sim0=1MiB,cpu=1GiB"}

@@ -103,7 +103,7 @@ class Compare(Interpreter):
         return found
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(quick=3)
 @pytest.mark.parametrize("name", drawn(FIRST, 5))
 def test_it_computes_the_bits_of_real_models_and_says_what_each_node_yields(name: str) -> None:

@@ -165,7 +165,7 @@ def test_a_budget_of_a_pipeline_is_refused_before_anything_runs(budget: dict[str
     assert not hasattr(pipe, "dovetail")
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_pipeline_whose_weights_come_block_by_block_computes_the_same_with_compiled_blocks(
     compiled_blocks: list[BlockKernel],
 ) -> None:

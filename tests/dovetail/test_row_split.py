@@ -164,7 +164,7 @@ def test_dynamic_sizes_are_split_by_rows() -> None:
         assert close(compiled(x), wide()(x))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_one_role_of_a_pipeline_is_split_by_rows_and_painting_goes_on_as_before() -> None:
     pipe, call = wide_flux()
     eager = paint(pipe, call)

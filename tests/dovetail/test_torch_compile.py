@@ -78,7 +78,7 @@ def test_the_entry_point_names_the_backend() -> None:
     assert {name: EntryPoint(name, one, "").load() for name, one in points.items()} == {"dovetail": compile_graph}
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @torch.no_grad()
 def test_weights_are_spread_over_the_devices_block_by_block() -> None:
     model, x, before = Model().eval(), torch.randn(2, 8), [sim.stats(index).in_use for index in (0, 1)]
@@ -87,7 +87,7 @@ def test_weights_are_spread_over_the_devices_block_by_block() -> None:
     assert [sim.stats(index).in_use - one for index, one in enumerate(before)] == [nbytes(model) // 2] * 2
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @torch.no_grad()
 @pytest.mark.parametrize("breaks", [False, True])
 def test_weights_are_on_a_device_once_for_all_graphs_and_sizes(breaks: bool) -> None:
@@ -99,7 +99,7 @@ def test_weights_are_on_a_device_once_for_all_graphs_and_sizes(breaks: bool) -> 
     assert in_use() - before == nbytes(model)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @torch.no_grad()
 def test_weights_leave_with_what_was_compiled() -> None:
     model, before = Model().eval(), in_use()
@@ -112,7 +112,7 @@ def test_weights_leave_with_what_was_compiled() -> None:
     assert in_use() == before
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @torch.no_grad()
 def test_one_graph_serves_modules_that_do_the_same_each_with_its_own_weights() -> None:
     model, before = Model().eval(), in_use()
@@ -127,7 +127,7 @@ def test_one_graph_serves_modules_that_do_the_same_each_with_its_own_weights() -
     assert torch.equal(again, found)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @torch.no_grad()
 def test_operations_are_known_by_their_modules_and_lines_in_the_model() -> None:
     graphs: list[CompiledGraph] = []
@@ -144,7 +144,7 @@ def test_operations_are_known_by_their_modules_and_lines_in_the_model() -> None:
     assert all(Path(__file__).name in origin.source for origin in origins)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @torch.no_grad()
 def test_sizes_that_were_marked_dynamic_may_be_any() -> None:
     model = Model().eval()
@@ -155,14 +155,14 @@ def test_sizes_that_were_marked_dynamic_may_be_any() -> None:
         assert torch.equal(fast(x), model(x))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_inference_mode_is_taken() -> None:
     model, x = Model().eval(), torch.randn(2, 8)
     with torch.inference_mode():
         assert torch.equal(compiled(model)(x), model(x))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @torch.no_grad()
 def test_a_weight_that_is_written_or_replaced_counts_in_the_next_call() -> None:
     model, x = Model().eval(), torch.randn(2, 8)
@@ -174,7 +174,7 @@ def test_a_weight_that_is_written_or_replaced_counts_in_the_next_call() -> None:
     assert torch.equal(fast(x), model(x))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @torch.no_grad()
 def test_a_weight_with_other_data_counts_in_the_next_call_of_each_size() -> None:
     model, sizes = Model().eval(), [torch.randn(batch, 8) for batch in (2, 3)]
@@ -186,7 +186,7 @@ def test_a_weight_with_other_data_counts_in_the_next_call_of_each_size() -> None
     assert all(torch.equal(fast(x.double()), model(x.double())) for x in sizes)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @torch.no_grad()
 def test_a_model_that_writes_its_input_is_refused_with_its_line_and_the_input_stays() -> None:
     def write(x: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ def test_a_model_that_writes_its_input_is_refused_with_its_line_and_the_input_st
     assert torch.equal(x, torch.ones(3))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @torch.no_grad()
 def test_graphs_over_the_same_weights_are_told_apart_where_traces_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -216,7 +216,7 @@ def test_gradients_are_refused() -> None:
         compiled(Model().eval())(torch.ones(2, 8))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @torch.no_grad()
 def test_a_model_that_trains_is_refused() -> None:
     with pytest.raises(UsageError, match=r"call model\.eval\(\) first"):

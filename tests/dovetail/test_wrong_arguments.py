@@ -101,7 +101,7 @@ def test_loading_refuses_what_is_no_place(folder: Path) -> None:
     assert check(lambda wrong: dovetail.load_single_file(file, config=wrong, local_files_only=True)) == len(WRONG)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_is_at_dovetail_refuses_what_makes_no_sense(pipe: Any) -> None:
     ours = dovetail.compile_pipeline(pipe, "sim0").dovetail
     call = {"prompt": "a cat", "height": 16, "width": 16, "num_inference_steps": 1}

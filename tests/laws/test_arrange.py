@@ -46,7 +46,7 @@ class Early(Pass):
         return Change(self.way(program), "nodes in another place")
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(1)
 @pytest.mark.parametrize("way", [put_exchanges_early, send_early])
 @pytest.mark.parametrize("name", drawn([one for one in TINY if one not in OWN_PYTHON], 2))
@@ -61,7 +61,7 @@ def test_parts_that_are_sent_early_change_no_bit(name: str, way: Callable[[Progr
     assert all(map(torch.equal, mine, theirs))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize(("mode", "least"), [("sequence", 0.03), ("tensor", 0.002)])
 def test_a_published_model_waits_less(mode: str, least: float) -> None:
     program = traced(deepened("flux-dev", 1))
@@ -74,7 +74,7 @@ def test_a_published_model_waits_less(mode: str, least: float) -> None:
     assert EARLY in early.facts
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("left", [-1, 2**20])
 def test_a_budget_is_kept(left: int) -> None:
     """Of two devices that have as much as the traced order needs, or little more."""
@@ -88,6 +88,7 @@ def test_a_budget_is_kept(left: int) -> None:
     assert all(usage.total <= free[device] for device, usage in simulate(early).items())
 
 
+@pytest.mark.fifth
 def test_what_is_not_quicker_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     program = traced(deepened("flux-dev", 1))
     program.rig = Rig.parse("cuda0=48GiB@L20,cuda1=48GiB@L20")

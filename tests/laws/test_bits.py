@@ -109,7 +109,7 @@ def parts_of(case: Case, shares: Sequence[int]) -> tuple[Node, list[Strategy], d
 CASES = st.one_of(attentions(), convolutions(), films(), activations(), sums())
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @given(CASES, SHARES)
 @few
 def test_what_is_said_to_keep_bits_keeps_them(case: Case, shares: tuple[int, ...]) -> None:
@@ -153,6 +153,7 @@ def test_the_last_block_of_queries_of_a_device_has_few_rows_where_that_of_all_ha
         assert [keeps_bits(node, way) for way in ways] == [is_kept] * len(ways)
 
 
+@pytest.mark.fifth
 def test_it_is_told_which_operations_have_other_bits_in_parts() -> None:
     cell = Cell("CLIPTextModel", "tensor", (1, 1), "fp32", None)
     with one_thread():

@@ -31,7 +31,7 @@ def compiled(case: ModuleCase, **options: object) -> CompiledModule:
     )  # fmt: skip
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @few
 @given(module_cases(), st.booleans())
 def test_law_1_what_runs_as_one_computes_what_its_operations_do(case: ModuleCase, split: bool) -> None:
@@ -43,7 +43,7 @@ def test_law_1_what_runs_as_one_computes_what_its_operations_do(case: ModuleCase
             assert equal(module(*case.args, **case.kwargs), case.expected()), module.source()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @few
 @given(module_cases(), st.lists(st.integers(1, 1000), min_size=1, max_size=50))
 def test_laws_1_7_9_and_10_hold_for_schedules_with_whole_blocks(case: ModuleCase, takes: list[int]) -> None:

@@ -69,7 +69,7 @@ def in_parts(args: tuple[Tensor, ...], state: Split, scale: float | None) -> tup
     raise AssertionError("no attention was traced")
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @given(
     st.lists(st.integers(0, 9), min_size=2, max_size=3).filter(any),
     st.integers(1, 30),

@@ -310,7 +310,7 @@ WAYS = (
 )  # fmt: skip
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(10)
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_broken_is_refused(program: Program, way: Callable[[Program], Broken]) -> None:

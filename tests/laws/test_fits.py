@@ -107,7 +107,7 @@ def tower(kind: type[nn.Module], shares: str, rests: str | None, toned: bool = F
     return ModuleCase(module, args, {"factor": 0.5}, rig, "&".join(names), shares, rests)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(4, quick=2)
 @pytest.mark.parametrize("rests", [None, "cpu"])
 @pytest.mark.parametrize("shares", slow_but(["0,2,1"], ["1", "1,1", "0,2,1"]))
@@ -119,7 +119,7 @@ def test_a_split_by_layers_runs_in_exactly_the_memory_for_which_it_is_accepted(
     runs_in_the_least_memory(case, case.args, case.kwargs, tensor_split=shares, params_backend=rests)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("rests", [None, "cpu"])
 @pytest.mark.parametrize("shares", ["0,2,1"])
 def test_a_parameter_that_several_devices_hold_is_counted_on_each(shares: str, rests: str | None) -> None:
@@ -127,7 +127,7 @@ def test_a_parameter_that_several_devices_hold_is_counted_on_each(shares: str, r
     runs_in_the_least_memory(case, case.args, case.kwargs, tensor_split=shares, params_backend=rests)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(4, quick=2)
 @pytest.mark.parametrize("shares", slow_but([((3, 2, 1),)], [((1, 1),), ((3, 2, 1),), ((0, 1),)]))
 @pytest.mark.parametrize("piece", PIECES)

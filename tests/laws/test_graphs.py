@@ -56,6 +56,7 @@ def test_law_3_a_node_is_where_the_weight_consumed_last_is_and_a_view_where_its_
     check_law_3(case.program)
 
 
+@pytest.mark.fifth
 @given(cases())
 def test_law_3_nodes_that_follow_their_readers_make_neither_more_bytes_nor_more_cuts(case: Case) -> None:
     steps = default_passes()
@@ -65,6 +66,7 @@ def test_law_3_nodes_that_follow_their_readers_make_neither_more_bytes_nor_more_
     assert len(program.segments) <= len(still.segments)
 
 
+@pytest.mark.fifth
 @given(cases())
 def test_law_4_segments_partition_the_nodes_and_nothing_is_sent_twice(case: Case) -> None:
     program = PassManager(default_passes()).run(case.program)
@@ -73,7 +75,7 @@ def test_law_4_segments_partition_the_nodes_and_nothing_is_sent_twice(case: Case
         PassManager([Cut()]).run(program)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @given(cases())
 def test_law_8_printing_and_parsing_give_the_same_program(case: Case) -> None:
     def check(step: Pass, program: Program, change: Change) -> None:
@@ -89,6 +91,7 @@ def test_law_8_printing_and_parsing_give_the_same_program(case: Case) -> None:
     assert all(map(same_bits, module(*case.inputs), case.expected))
 
 
+@pytest.mark.fifth
 @given(cases())
 def test_law_9_the_verifier_accepts_what_every_pass_returns(case: Case) -> None:
     verify(case.program)
@@ -96,6 +99,7 @@ def test_law_9_the_verifier_accepts_what_every_pass_returns(case: Case) -> None:
     verify_deep(case.program)
 
 
+@pytest.mark.fifth
 @given(cases(), st.lists(st.integers(1, 1000), min_size=1, max_size=50))
 def test_law_10_instructions_respect_data_dependence_under_any_speed(case: Case, takes: list[int]) -> None:
     program = PassManager(default_passes()).run(case.program)

@@ -128,7 +128,7 @@ def expect_whole(module: nn.Module, x: torch.Tensor, shares: Sequence[int]) -> l
     return found
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @given(convolutions(), st.sampled_from(SHARES))
 @few
 def test_convolutions_of_parts_with_their_borders_are_the_whole(
@@ -140,14 +140,14 @@ def test_convolutions_of_parts_with_their_borders_are_the_whole(
     assert axes >= set(range(2, x.dim())), "every axis can be split"
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @given(paddings(), st.sampled_from(SHARES))
 @few
 def test_what_is_padded_in_parts_is_the_whole(drawn: tuple[nn.Module, torch.Tensor], shares: tuple[int, ...]) -> None:
     assert expect_whole(*drawn, shares)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @given(st.data(), st.integers(1, 3), st.sampled_from(SHARES))
 @few
 def test_what_pads_a_border_yields_what_a_device_has_of_the_whole_with_its_border(
@@ -199,7 +199,7 @@ def test_a_border_is_brought_to_what_is_padded_and_less_is_sent() -> None:
     assert verify_deep(program) > 0
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @given(resamplings(), st.sampled_from(SHARES))
 @few
 def test_what_is_resampled_in_parts_is_the_whole(

@@ -98,7 +98,7 @@ def test_what_stays_is_spread_evenly_and_begins_with_the_first_block() -> None:
     assert max(later - earlier for earlier, later in pairwise(stays)) <= 2
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("rests", [None, "cpu"])
 def test_a_byte_less_than_the_least_is_refused_before_anything_is_loaded(rests: str | None) -> None:
     layers = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4))).eval()

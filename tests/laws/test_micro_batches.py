@@ -52,7 +52,7 @@ def one_by_one(module: nn.Module, x: torch.Tensor, number: int) -> torch.Tensor:
         return torch.cat([module(x[start:stop]) for start, stop in parts_of(len(x), number)])
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @few
 @given(
     st.lists(st.sampled_from(PIECES), min_size=1, max_size=2),
@@ -76,7 +76,7 @@ def test_each_part_is_what_the_module_computes_of_it_and_peaks_are_as_predicted(
     assert print_program(again) == print_program(compiled.program)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @few
 @given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=2), st.integers(2, 4), st.sampled_from([0.0, 0.5, 1.0]))
 def test_no_budget_is_exceeded(kinds: list[Any], pictures: int, part: float) -> None:

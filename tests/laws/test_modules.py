@@ -38,7 +38,7 @@ def equal(found: object, expected: object) -> bool:
     return spec == shape and all(map(same_bits, flat, wanted))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @few
 @given(module_cases())
 def test_law_1_a_compiled_module_is_called_as_the_module_was_and_changes_no_bit(case: ModuleCase) -> None:
@@ -52,7 +52,7 @@ def test_law_1_a_compiled_module_is_called_as_the_module_was_and_changes_no_bit(
     assert [sim.stats(device.index).in_use for device in module.program.devices] == resting
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @few
 @given(module_cases(), st.lists(st.integers(1, 1000), min_size=1, max_size=50))
 def test_laws_3_4_9_and_10_hold_for_any_module_and_any_shares(case: ModuleCase, takes: list[int]) -> None:
@@ -64,7 +64,7 @@ def test_laws_3_4_9_and_10_hold_for_any_module_and_any_shares(case: ModuleCase, 
     Clockwork(program, module.schedule, takes).run()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @few
 @given(module_cases())
 def test_law_8_saving_and_loading_give_the_same_program(tmp_path_factory: object, case: ModuleCase) -> None:

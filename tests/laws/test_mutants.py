@@ -213,7 +213,7 @@ def test_every_weight_that_is_loaded_elsewhere_is_caught_by_the_verifier(subject
     count(verdicts, "weights loaded elsewhere", "verifier")
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_every_misplaced_weight_is_caught_when_it_runs(subject: Subject) -> None:
     verdicts = []
     for weight, elsewhere in misplaced(subject):
@@ -225,7 +225,7 @@ def test_every_misplaced_weight_is_caught_when_it_runs(subject: Subject) -> None
     count(verdicts, "misplaced weights", "running")
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_every_value_freed_one_node_early_is_caught(subject: Subject) -> None:
     mutants = list(freed_early(subject.compiled.schedule))
     count([subject.is_accepted(mutant) for mutant in mutants], "early frees", "verifier")
@@ -335,7 +335,7 @@ def landed_elsewhere(schedule: Schedule) -> Iterator[Schedule]:
             yield changed(schedule, land)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.usefixtures("spoiled_wholes")
 def test_every_part_that_lands_in_another_place_is_caught() -> None:
     torch.manual_seed(0)
@@ -456,7 +456,7 @@ def _is_run_on(one: Any, device: Device) -> bool:
     return isinstance(one, Run) and one.device == device
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_value_may_be_freed_in_a_later_run_that_does_not_read_it(subject: Subject) -> None:
     mutants = list(freed_later(subject.compiled.schedule))
     assert mutants

@@ -62,6 +62,7 @@ def with_merge() -> list[Pass]:
     return [steps[0], MERGE(), *steps[1:]]
 
 
+@pytest.mark.fifth
 @settings(max_examples=20)
 @given(cases())
 def test_the_pass_of_the_page_changes_no_bit(case: Case) -> None:

@@ -29,7 +29,7 @@ def compiled(case: ModuleCase, passes: str | None = None) -> CompiledModule:
     )  # fmt: skip
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @few
 @given(module_cases())
 def test_another_order_never_raises_a_peak_and_changes_no_bit(case: ModuleCase) -> None:

@@ -7,6 +7,7 @@ import gc
 import math
 from itertools import pairwise
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -67,6 +68,7 @@ def compiled(case: WideCase) -> CompiledModule:
     )  # fmt: skip
 
 
+@pytest.mark.fifth
 @few
 @given(wide_cases())
 def test_law_5_exactly_the_large_matrices_of_blocks_that_are_only_multiplied_by_are_sliced(case: WideCase) -> None:
@@ -97,6 +99,7 @@ def check_slices(case: WideCase, program: Program) -> None:
         assert rows == len(parameters[name])
 
 
+@pytest.mark.fifth
 @few
 @given(wide_cases())
 def test_law_2_a_row_split_is_as_exact_as_eager_and_leaves_nothing_behind(case: WideCase) -> None:
@@ -115,6 +118,7 @@ def test_law_2_a_row_split_is_as_exact_as_eager_and_leaves_nothing_behind(case: 
     assert [sim.stats(index).in_use for index in simulated] == resting
 
 
+@pytest.mark.fifth
 @few
 @given(wide_cases(), st.lists(st.integers(1, 1000), min_size=1, max_size=50))
 def test_laws_3_4_8_9_and_10_hold_for_a_row_split(case: WideCase, takes: list[int]) -> None:

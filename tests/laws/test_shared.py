@@ -145,7 +145,7 @@ def outcome(module: torch.nn.Module, call: dict[str, Any], program: Program) -> 
     return found, peaks, sum(sim.stats(index).bytes_in for index in range(count)) - came
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("name", SUBJECTS)
 @pytest.mark.parametrize("seed", [int(os.environ["DOVETAIL_TEST_SEED"]) % 1000])
 def test_devices_that_compute_together_yield_what_the_module_does(name: str, seed: int) -> None:
@@ -174,7 +174,7 @@ def expect_sound(module: torch.nn.Module, call: dict[str, Any], program: Program
     assert verify_deep(program) > 0
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("name", SUBJECTS)
 @pytest.mark.parametrize("seed", [int(os.environ["DOVETAIL_TEST_SEED"]) % 1000])
 def test_states_that_were_solved_run_as_programs(name: str, seed: int) -> None:
@@ -192,7 +192,7 @@ def test_states_that_were_solved_run_as_programs(name: str, seed: int) -> None:
     expect_sound(module, call, program)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["WanTransformer3DModel", "LTXVideoTransformer3DModel"])
 def test_programs_with_norms_over_all_heads_run_without_gathering_these(name: str) -> None:

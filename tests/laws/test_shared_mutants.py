@@ -66,7 +66,7 @@ def having(program: Program, is_meant: Callable[[State], bool]) -> Program:
     return program if has else subject("transformer")
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize(("is_meant", "broken"), STATES.values(), ids=STATES)
 def test_a_result_in_another_state_is_refused(
     program: Program, is_meant: Callable[[State], bool], broken: Callable[[State], State]
@@ -111,7 +111,7 @@ def test_what_is_put_together_covers_its_value(program: Program, beyond: int) ->
                 assert is_refused(program), transfer.name
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_term_is_not_put_together_as_if_it_were_the_whole(program: Program) -> None:
     program = having(program, lambda state: state == PARTIAL)
     sums = [one for one in program.ops() if is_shared(one) and state_of(one) == PARTIAL]
@@ -182,7 +182,7 @@ def test_numbers_that_each_device_would_draw_by_itself_are_refused(
         assert is_refused(found)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_program_goes_with_all_that_was_found_of_its_nodes() -> None:
     graphs = []
     for number in range(3):
@@ -203,7 +203,7 @@ def shifted(copy: Copy) -> Copy:
     return replace(copy, landings=(Landing(first.taken, into), *others))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_each_change_of_what_is_sent_is_refused(program: Program) -> None:
     schedule = program.schedule
     assert schedule is not None

@@ -65,7 +65,7 @@ def of_random(question: Posed, choice: random.Random) -> Choice:
     return found
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("name", drawn(NAMES, 2))
 @pytest.mark.parametrize("seed", [SEED])
 def test_members_with_random_states_yield_what_one_device_yields(name: str, seed: int) -> None:
@@ -81,7 +81,7 @@ def test_members_with_random_states_yield_what_one_device_yields(name: str, seed
         expect_same(name, run_by_members(program, module, call, states, len(shares)), module, call)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("name", drawn(NAMES, 2))
 @pytest.mark.parametrize("seed", [SEED])
 def test_members_by_each_recipe_yield_what_one_device_yields(name: str, seed: int) -> None:
@@ -95,7 +95,7 @@ def test_members_by_each_recipe_yield_what_one_device_yields(name: str, seed: in
         expect_same(name, run_by_members(program, module, call, states, len(shares)), module, call)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("name", drawn(NAMES, 2))
 @pytest.mark.parametrize("seed", [SEED])
 def test_members_with_solved_states_yield_what_one_device_yields(name: str, seed: int) -> None:

@@ -31,7 +31,7 @@ NEAR = 1e-5
 """How far results may be off, as a part of the largest: some models compute in float32 inside."""
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize(("name", "shares"), slow_but([QUICK], [QUICK, *drawn(CELLS, 4)]))
 def test_a_decoder_that_is_split_in_space_is_the_whole_on_less_memory(name: str, shares: tuple[int, ...]) -> None:
     module, call = enlarged(name, torch.float64, (32, 16))
@@ -56,6 +56,7 @@ def test_a_decoder_that_is_split_in_space_is_the_whole_on_less_memory(name: str,
     assert verify_deep(program) > 0
 
 
+@pytest.mark.fifth
 @pytest.mark.few(quick=1)
 @pytest.mark.parametrize("name", slow_but(["AutoencoderKL-encode"], ENCODERS))
 @pytest.mark.parametrize("shares", [(5, 3, 2), (1, 0, 1)])
@@ -71,7 +72,7 @@ def test_an_encoder_that_is_split_unevenly_is_the_whole(name: str, shares: tuple
     assert found.sent == found.planned
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("name", drawn(DECODERS, 1))
@@ -113,6 +114,7 @@ def beyond(state: Halo) -> Halo:
     return replace(state, bounds=(*others, (start, stop + 1)))
 
 
+@pytest.mark.fifth
 @pytest.mark.parametrize("broken", [narrow, shift, turn, beyond])
 def test_another_halo_than_windows_read_is_refused(program: Program, broken: Callable[[Halo], Halo]) -> None:
     transfers = [one for one in program.transfers() if isinstance(state_of(one), Halo)]
@@ -127,6 +129,7 @@ def test_another_halo_than_windows_read_is_refused(program: Program, broken: Cal
     verify(program)
 
 
+@pytest.mark.fifth
 def test_a_program_without_pictures_is_not_split_in_space() -> None:
     module, call = TINY["T5EncoderModel"].make(torch.float64)
     with pytest.raises(FailedPassError, match="none of the inputs is a picture"):

@@ -63,7 +63,7 @@ def broken(name: str, seed: int) -> tuple[Counter[str], list[str]]:
     return count, wrong
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("name", drawn([one for one in TINY if one not in OWN_PYTHON], 2))
 @pytest.mark.parametrize("seed", [int(os.environ["DOVETAIL_TEST_SEED"]) % 1000])
 def test_the_parts_of_every_operation_are_the_whole(name: str, seed: int) -> None:
@@ -72,7 +72,7 @@ def test_the_parts_of_every_operation_are_the_whole(name: str, seed: int) -> Non
     assert wrong == []
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
     "name", ["FluxTransformer2DModel", "UNet2DConditionModel", "AutoencoderKL-decode", "T5EncoderModel"]

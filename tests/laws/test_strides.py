@@ -89,6 +89,7 @@ def strides_of(x: Tensor) -> list[int]:
     return [step for size, step in zip(x.shape, x.stride(), strict=True) if size != 1]
 
 
+@pytest.mark.fifth
 @examples(6, 25)
 @given(cases())
 def test_law_1_holds_in_any_strides(case: tuple[Pictures, Tensor, str, int]) -> None:

@@ -27,7 +27,7 @@ def _forget() -> Iterator[None]:
 few = examples(2, 5)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @few
 @given(module_cases())
 def test_law_1_a_model_that_torch_compiles_with_dovetail_changes_no_bit(case: ModuleCase) -> None:

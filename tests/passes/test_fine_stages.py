@@ -122,7 +122,7 @@ def test_a_weight_comes_with_its_readers_through_a_view_that_was_taken_early() -
     compiled.unload()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_byte_less_than_an_operation_needs_is_refused_with_the_bytes_and_the_operation() -> None:
     with pytest.raises(DoesNotFitError) as refused:
         within(blocks(), MATRIX)

@@ -244,7 +244,7 @@ def test_a_program_with_branches_is_printed_and_read_back() -> None:
     assert torch.equal(run(again, module, x, branches), eager(module, x, branches))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_sizes_may_be_dynamic() -> None:
     module, x, branches = Model(), torch.randn(4, 5, 8), some_branches()
     traced = trace(module, (x,), dynamic_shapes={"x": {0: torch.export.Dim.DYNAMIC}})

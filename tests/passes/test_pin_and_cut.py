@@ -182,7 +182,7 @@ def test_parts_that_are_no_fewer_bytes_than_their_base_cross_as_that_and_are_vie
     assert verify_deep(compiled.program) == len(list(compiled.program.ops()))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize(
     "use",
     [

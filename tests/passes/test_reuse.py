@@ -219,7 +219,7 @@ def test_what_would_have_other_strides_in_place_is_computed_apart() -> None:
         assert ("aten_add__Tensor" in compiled.source()) == (y is not turned)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_dynamic_sizes_are_looked_at_each() -> None:
     torch.manual_seed(0)
     module = Residual().eval()

@@ -138,7 +138,7 @@ def test_a_bias_is_added_where_its_rows_are_multiplied_by() -> None:
             assert device == pieces(program)[weight.name][1] == pieces(program)[bias.name][1]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_the_main_device_multiplies_after_the_others_were_launched_and_the_host_last() -> None:
     cpu = Device("cpu")
     for devices, order in (

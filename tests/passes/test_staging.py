@@ -256,7 +256,7 @@ def loads_of(program: Program, lifetime: Lifetime) -> list[Load]:
     return [one for one in program.schedule or () if isinstance(one, Load) and one.lifetime is lifetime]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @given(st.integers(1100, 2400))
 def test_each_load_of_a_phase_has_a_slot_of_its_own_behind_those_that_are_filled_again(room: int) -> None:
     program = kept(room)

@@ -83,7 +83,7 @@ def compiled(
     )
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(12, quick=5)
 @pytest.mark.parametrize("shares", SHARES)
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
@@ -183,7 +183,7 @@ FORGED = {
 }
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED)
 def test_a_forged_plan_is_refused_before_anything_is_made_of_it(forged: Callable[[], str]) -> None:
     program = parse_program(forged())

@@ -51,7 +51,7 @@ def test_nothing_but_weights_is_left_after_a_call() -> None:
     assert in_use() == before
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_nothing_is_left_after_a_call_that_failed() -> None:
     class Lookup(Layers):
         def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
@@ -198,7 +198,7 @@ def test_random_numbers_are_those_of_the_eager_run() -> None:
         assert torch.equal(found, module(X))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_each_program_has_its_own_lines_in_tracebacks_and_takes_them_along_when_it_goes() -> None:
     def names() -> set[str]:
         return {name for name in linecache.cache if name.startswith("<dovetail Layers ")}

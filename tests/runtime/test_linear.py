@@ -43,7 +43,7 @@ def assert_linear(counts: list[int]) -> None:
     assert (many - some) / (some - few) < 2.1, counts
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("mode", ["layer", "row"])
 def test_the_operations_of_making_an_executor_grow_in_proportion_to_the_blocks(
     programs: dict[int, Program], mode: str
@@ -52,7 +52,7 @@ def test_the_operations_of_making_an_executor_grow_in_proportion_to_the_blocks(
     assert_linear([operations(lambda program=program: make_executor(program)) for program in lowered])  # type: ignore[misc]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("mode", [pytest.param("layer", marks=pytest.mark.slow), "row"])
 def test_the_operations_of_the_passes_grow_in_proportion_to_the_blocks(programs: dict[int, Program], mode: str) -> None:
     assert_linear([operations(lambda program=program: split(program, mode)) for program in programs.values()])  # type: ignore[misc]

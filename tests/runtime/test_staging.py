@@ -35,7 +35,7 @@ def in_use(devices: int = 3) -> list[int]:
     return [sim.stats(index).in_use for index in range(devices)]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("backend", ["sim0", "sim0&sim1", "sim0&sim1&sim2", "cpu&sim1", "sim0&cpu"])
 def test_staging_changes_no_bit_and_leaves_nothing(backend: str) -> None:
     module, compiled = staged(backend)
@@ -46,7 +46,7 @@ def test_staging_changes_no_bit_and_leaves_nothing(backend: str) -> None:
     assert in_use() == before
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_device_holds_no_more_than_the_slots_for_weights_of_a_stage_each(sim_devices: None) -> None:
     _, compiled = staged("sim0&sim1&sim2")
     compiled.load()
@@ -79,7 +79,7 @@ class Lookup(Layers):
         return super().forward(super().forward(x)[index])
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_an_error_in_the_middle_of_a_segment_leaves_nothing() -> None:
     index = torch.tensor([1, 2])
     module = Lookup(4, WIDE).eval()
@@ -94,7 +94,7 @@ def test_an_error_in_the_middle_of_a_segment_leaves_nothing() -> None:
         assert torch.equal(compiled(X, index), module(X, index))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_weight_that_cannot_be_fetched_any_more_is_named() -> None:
     module, compiled = staged("sim0&sim1")
     compiled(X)

@@ -143,7 +143,7 @@ def test_an_interrupt_while_another_device_works_ends_the_call(
     assert torch.equal(compiled(X), expected)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_many_calls_from_several_threads_at_once_are_right(
     compiled: dovetail.CompiledModule, expected: torch.Tensor
 ) -> None:

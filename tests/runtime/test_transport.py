@@ -51,7 +51,7 @@ class Mail:
         return send
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("options", [{"split_mode": "row", "tensor_split": "16,10,6"}, {"tensor_split": "1,1,2"}])
 def test_a_program_runs_the_same_over_a_transport_that_sends_messages(options: dict[str, Any]) -> None:
     sim.enable()

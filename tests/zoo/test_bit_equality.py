@@ -39,13 +39,13 @@ def test_the_zoo_has_at_least_forty_classes() -> None:
     assert len(CLASSES) >= 40
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("name", drawn(NAMES, 4))
 def test_in_fp32_two_and_three_devices_compute_the_bits_of_eager(name: str) -> None:
     check(name, torch.float32, (2, 3))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("name", drawn(FIRST, 2))
 def test_in_bf16_two_devices_compute_the_bits_of_eager(name: str) -> None:
     check(name, torch.bfloat16, (2,))

@@ -25,7 +25,7 @@ class Pipe:
         self.transformer = module
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("backend", [pytest.param("sim0&sim1", marks=pytest.mark.slow), "sim0&sim1&sim2"])
 @pytest.mark.parametrize("name", slow_but(["HiDreamImageTransformer2DModel"], UNTRACEABLE))
 def test_a_model_that_no_trace_takes_whole_is_split_and_computes_the_bits_of_eager(name: str, backend: str) -> None:

@@ -51,7 +51,7 @@ CONVOLUTIONS_ONLY = ("vae-wan2.1-enc", "vae-wan2.1-dec", "vae-qwenimage-enc", "v
 DRAWN = [*QUICK, *drawn((name for name in FULL_SIZE if name not in QUICK), len(FULL_SIZE) // 4)]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("name", slow_but(QUICK, DRAWN))
 def test_a_full_size_model_is_split_where_its_modules_say(name: str) -> None:
     """Traced once, for that takes longest; then every law of full-size models is looked at."""

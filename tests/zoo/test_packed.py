@@ -22,7 +22,7 @@ from .test_bit_equality import assert_same
 RIG = Rig.parse("sim0=512MiB,sim1=1GiB")
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("name", ["FluxTransformer2DModel", "T5EncoderModel"])
 def test_matrices_in_a_file_of_halves_compute_the_bits_of_the_numbers_they_stand_for(name: str) -> None:
     check(name)

@@ -15,7 +15,7 @@ from testbed.zoo.tiny_video import COGVIDEO
 from testbed.zoo.untraceable import hidream, lumina2, mochi, omnigen
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(quick=2)
 @pytest.mark.parametrize(
     ("name", "example"),
@@ -37,7 +37,7 @@ def test_a_model_that_looks_at_values_is_refused_with_its_line_and_a_way_out(nam
     assert "\n" not in message
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_table_that_a_model_computes_and_writes_while_it_is_called_gets_its_values() -> None:
     module = diffusers.CogVideoXTransformer3DModel(**COGVIDEO).eval()
     draw = Draw(torch.float32)

@@ -20,7 +20,7 @@ def test_twenty_classes_are_split() -> None:
     assert len(WIDE) >= 20
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("dtype", slow_but([torch.bfloat16], [torch.float32, torch.bfloat16]), ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", NAMES)
 def test_on_two_three_and_four_devices_the_error_is_that_of_eager_and_bytes_follow_the_shares(

@@ -69,7 +69,7 @@ def _map(turn: Turn, call: dict[str, Any]) -> dict[str, Any]:
     return pytree.tree_map_only(torch.Tensor, turn, call)  # type: ignore[no-any-return]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(quick=3)
 @pytest.mark.parametrize("name", [name for name in PICTURES if name in NAMES])
 def test_pictures_in_any_strides_give_the_bits_of_eager(name: str) -> None:

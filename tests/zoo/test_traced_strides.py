@@ -77,7 +77,7 @@ def check(program: Program, module: nn.Module, call: Mapping[str, Any], sizes: M
     assert not run.other
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("name", drawn([one for one in FIRST if one not in OTHERWISE], 4))
 @torch.no_grad()
 def test_values_have_the_strides_that_the_trace_says(name: str) -> None:
@@ -86,7 +86,7 @@ def test_values_have_the_strides_that_the_trace_says(name: str) -> None:
     check(trace(module, (), call), module, call, {})
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("name", ["AutoencoderKL-encode", "AutoencoderKL-decode", "UNet2DModel"])
 @torch.no_grad()
 def test_where_sizes_are_dynamic_they_have_those_of_every_size(name: str) -> None:

@@ -131,7 +131,8 @@ class Where:
         _placement(
             "--split-mode",
             metavar="MODE",
-            help="layer, row, tensor, sequence, batch, spatial, or auto: the quickest. For all or by role.",
+            help="layer, row, tensor, sequence, batch, spatial, batch+sequence, batch+tensor, or auto: the quickest. "
+            "For all or by role.",
         ),
     ] = ""
     tensor_split: Annotated[

@@ -55,7 +55,7 @@ def with_byte(path: Path, at: int) -> None:
         file.write(bytes([before[0] ^ 1]))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @FRESH
 @given(tensors=dense_weights(), data=st.data())
 def test_equal_copies_are_known_by_the_same_and_every_byte_of_a_small_file_counts(
@@ -103,7 +103,7 @@ def data_of(kind: str, path: Path) -> tuple[int, int]:
     return min(starts), max(starts) + WEIGHT
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @LARGE
 @given(data=st.data())
 def test_a_weight_of_a_64th_that_differs_is_told_wherever_it_lies(
@@ -124,7 +124,7 @@ def test_a_weight_of_a_64th_that_differs_is_told_wherever_it_lies(
     assert known(other).nbytes == known(path).nbytes
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @LARGE
 @given(data=st.data())
 def test_every_byte_of_a_header_counts_and_so_do_both_ends_of_the_data(

@@ -167,7 +167,7 @@ def try_one(path: Path, read: Callable[[Path], tuple[dict[str, WeightEntry], obj
     return outcome
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("kind", READERS)
 def test_a_mutated_header_is_read_within_bounds_or_refused(tmp_path: Path, kind: str) -> None:
     read, refused = try_mutants(tmp_path, kind, 0, 400)

@@ -71,7 +71,7 @@ class Preparing(Net):
 CHANGING = [(Counting, "count"), (Collecting, "a list"), (Storing, "last"), (Filing, "last"), (Starting, "begun")]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize(("kind", "what"), CHANGING)
 def test_a_module_that_changes_at_each_call_is_refused_and_runs_as_it_is(kind: type[Net], what: str) -> None:
     module, eager = kind().eval(), kind().eval()

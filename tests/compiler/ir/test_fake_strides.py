@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -80,6 +81,7 @@ def test_what_is_computed_element_by_element_has_the_strides_of_eager(data: Any,
         assert found.stride() == OPS[name](x, y).stride()
 
 
+@pytest.mark.fifth
 @given(st.data(), SIZES)
 def test_views_have_the_strides_of_eager(data: Any, sizes: list[int]) -> None:
     x, left, wanted = data.draw(tensors(sizes)), torch.Size(sizes).numel(), []

@@ -281,7 +281,7 @@ def _restored() -> Iterator[None]:
     HAPPENED.clear()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_mutated_plan_is_refused_or_a_program_and_runs_nothing(tmp_path: Path) -> None:
     programs, refused = try_mutants(tmp_path, 0, 100)
     assert programs + refused == 100

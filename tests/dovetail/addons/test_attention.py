@@ -35,7 +35,7 @@ def chosen(pipe: Any) -> list[Any]:
     return [one._attention_backend for one in libraries.attention_processors(pipe.transformer)]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize(
     ("maker", "name"),

@@ -46,7 +46,7 @@ CASES = [
 """Pipelines in which a cache leaves something out after so many steps."""
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize(("maker", "cache", "steps"), slow_but(CASES[:1], CASES))
 def test_a_cache_computes_what_diffusers_hooks_compute_in_eager(
     maker: Callable[[], Any], cache: str, steps: int
@@ -71,7 +71,7 @@ def ltx() -> tuple[Any, dict[str, Any]]:
     return pipe, {**call, "num_inference_steps": 4}
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize(
     ("maker", "cache", "least"),
     slow_but(
@@ -99,7 +99,7 @@ def test_a_plan_computes_all_steps_and_says_how_few_it_may_be(
     assert account.settings["--cache"] == cache
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_plan_without_a_cache_has_no_range() -> None:
     pipe, call = ltx()
     dry = DryPipeline(pipe, {"backend": "sim0"})
@@ -120,7 +120,7 @@ def interrupt(pipe: Any, call: dict[str, Any]) -> None:
         paint(pipe, {**call, "prompt": "a blue square", "callback_on_step_end": stop})
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_call_that_ended_early_leaves_nothing_for_the_next_one() -> None:
     pipe, call = ltx()
     dovetail.compile_pipeline(pipe, SPREAD, cache="first_block:0.12")
@@ -199,7 +199,7 @@ def sharing_all_but_the_vae(pipe: Any) -> Any:
     return type(pipe)(**{**pipe.components, "vae": copy.deepcopy(pipe.vae)})
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_borrower_of_a_cached_model_begins_anew_and_says_that_it_has_the_cache(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -80,7 +80,7 @@ def test_what_is_asked_again_is_not_planned_again(
     assert ("and kept since nothing has changed" in second) == (command != "show")
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_was_planned_for_a_table_is_kept_for_data(cache: Path, model: str, plans: list[None]) -> None:
     done("plan", model, *RIG)
     then, now = (json.loads(done("plan", model, *RIG, "--json")) for _ in range(2))
@@ -287,7 +287,7 @@ def restored_levels() -> object:
     logger.setLevel(level)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_warnings_are_repeated(
     cache: Path, model: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ def test_a_wrong_input_gets_its_exit_code(case: Case, answered: dict[str, Answer
     assert answered[case.typed].code == case.code, answered[case.typed].message
 
 
+@pytest.mark.fifth
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.typed)
 def test_a_wrong_input_gets_a_message_and_no_traceback(case: Case, answered: dict[str, Answer]) -> None:
     message = answered[case.typed].message

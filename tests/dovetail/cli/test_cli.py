@@ -64,7 +64,7 @@ def test_help_imports_neither_torch_nor_diffusers(words: list[str]) -> None:
     assert imported(words) & {"torch", "diffusers", "transformers", "numpy", "networkx"} == set()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("words", [["devices"], ["--list-devices"], ["env"], ["passes"], ["cache"]])
 def test_answers_about_the_machine_do_not_import_diffusers(words: list[str]) -> None:
     assert imported(words) & {"diffusers", "transformers", "accelerate"} == set()
@@ -177,7 +177,7 @@ def test_env_tells_versions_and_devices() -> None:
     assert "torch" in done("env")
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_passes_are_listed_in_a_text_that_passes_takes() -> None:
     usual = data("passes")["usual"]
     assert usual.startswith("simplify,quantize,blocks,")
@@ -267,7 +267,7 @@ def test_compile_writes_a_plan_for_each_call_of_a_component(plans: Path) -> None
     assert not [path for path in plans.iterdir() if path.name.startswith(".")]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_compile_names_the_files_of_plans_whole(tmp_path: Path) -> None:
     folder = tmp_path / ("a_long_name_of_a_folder_" * 4)
     lines = done("compile", "--backend", "sim0", "-o", str(folder)).splitlines()
@@ -299,13 +299,14 @@ def test_several_plans_do_not_go_into_one_file(tmp_path: Path) -> None:
     assert "name a folder, or one --component" in result.stderr
 
 
+@pytest.mark.fifth
 def test_show_prints_the_full_text_form_when_asked(plans: Path) -> None:
     shown = done("show", str(plans / "transformer.json"), "--as", "text", "--full")
     assert shown.startswith('program "FluxTransformer2DModel"')
     assert "@sim1 #1" in shown
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_show_draws_devices_as_boxes_and_bytes_on_arrows() -> None:
     drawn = done("show", "--backend", SPLIT, "--format", "mermaid")
     assert drawn.startswith("flowchart LR\n")
@@ -331,7 +332,7 @@ def test_show_as_json_has_nodes_segments_crossings_and_schedule(plans: Path) -> 
     assert sum(device["weight_bytes"] for device in shown["devices"]) > 0
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_verify_accepts_what_compile_wrote(plans: Path) -> None:
     for plan in plans.glob("*.json"):
         assert "kept" in done("verify", str(plan))
@@ -406,7 +407,7 @@ def test_a_closed_pipe_is_not_an_error(plans: Path) -> None:
     assert process.wait() == 0
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize(
     ("sent", "word", "code"),
     slow_but({INTERRUPT}, [INTERRUPT, ("SIGTERM", "terminated", 143), ("SIGHUP", "hung up", 129)]),
@@ -422,7 +423,7 @@ def test_a_signal_ends_a_command_quietly_and_leaves_no_file(tmp_path: Path, sent
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_folder_of_plans_is_shown_and_verified_whole(plans: Path) -> None:
     told = done("verify", str(plans))
     assert [line.split()[0] for line in told.splitlines()[1:]] == COMPONENTS

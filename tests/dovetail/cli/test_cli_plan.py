@@ -21,7 +21,7 @@ def run(*options: str) -> Any:
     return CliRunner().invoke(app, ["plan", "--steps", "2", *options])
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_plan_is_a_table_and_the_line_that_asks_for_it() -> None:
     result = run("--rig", RIG)
     assert result.exit_code == 0, result.output
@@ -34,7 +34,7 @@ def test_a_plan_is_a_table_and_the_line_that_asks_for_it() -> None:
     assert float(took[1]) < float(took[2])
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_cards_of_two_processes_are_planned_with_the_network_between_them() -> None:
     seconds = []
     for network in ("10Gbit", "1Mbit"):
@@ -52,7 +52,7 @@ def test_cards_of_two_processes_are_planned_with_the_network_between_them() -> N
     assert "devices of several processes can be planned for" in str(refused.stderr)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_plan_is_of_the_call_that_is_steered_so(tmp_path: Path) -> None:
     picture = tmp_path / "begin.png"
     Image.new("RGB", (64, 32), "red").save(picture)
@@ -99,7 +99,7 @@ def test_more_steps_than_anybody_means_are_refused_at_once(command: list[str]) -
     assert result.stderr == "error: --steps 100000000 is out of range: give a whole number from 1 to 10000\n"
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_plan_as_json_has_bytes_and_options() -> None:
     plan = json.loads(run("--rig", RIG, "--json", "--backend", "te=cpu").stdout)
     assert plan["components"]["text_encoder"]["devices"][0]["device"] == "cpu"
@@ -120,7 +120,7 @@ def _parts_of(table: list[str]) -> dict[str, str]:
     return found
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_plan_names_the_chunks_of_a_component_and_asks_for_them_again() -> None:
     said = ("--rig", RIG, "--backend", "cuda0", "--chunk", "diffusion=4")
     lines = run(*said).stdout.splitlines()
@@ -141,7 +141,7 @@ def test_what_is_shown_names_the_line_with_all_that_was_typed_besides_the_placem
     assert shown.stdout.splitlines()[-1] == f"dovetail generate 'a cat' --backend cuda0 {' '.join(words)}"
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("budget", ["cuda0=12MiB,cuda1=1MiB"])
 def test_what_does_not_fit_exits_with_3_and_names_a_way_out(budget: str) -> None:
     result = run("--rig", RIG, "--backend", "diffusion=cuda1", "--max-vram", budget)
@@ -175,7 +175,7 @@ def test_weights_that_stay_need_room_beside_one_phase_at_a_time() -> None:
     assert result.exit_code == 0, result.output + str(result.stderr)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_the_host_alone_runs_within_a_budget_what_a_plan_says_of_it() -> None:
     plan = run("--backend", "cpu", "--max-vram", "cpu=10MiB")
     assert plan.exit_code == 0, plan.output
@@ -183,13 +183,13 @@ def test_the_host_alone_runs_within_a_budget_what_a_plan_says_of_it() -> None:
     assert rests["transformer"] == "disk", "as `generate` has it, which reads the weights of the host from their files"
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_prompt_that_is_empty_is_empty_in_the_line_that_paints() -> None:
     result = CliRunner().invoke(app, ["generate", "", "--dry-run", "--steps", "2", "--rig", RIG])
     assert result.stdout.splitlines()[-1] == "dovetail generate '' --backend cuda0 --steps 2"
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_encoders_that_are_whole_though_devices_were_listed_are_told() -> None:
     result = run("--backend", "sim0&sim1", "--rig", "sim0=64MiB,sim1=64MiB")
     assert result.exit_code == 0, result.output
@@ -199,7 +199,7 @@ def test_encoders_that_are_whole_though_devices_were_listed_are_told() -> None:
     assert "is whole on" not in named.stdout
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_tiles_that_are_larger_than_those_asked_for_are_told(caplog: pytest.LogCaptureFixture) -> None:
     assert run("--vae-tiling", "7", "--rig", RIG, "--backend", "cuda0", "--size", "48").exit_code == 0
     assert "vae decodes in tiles of 32x32, the smallest that it has: 7x7 is less" in caplog.text

@@ -142,7 +142,7 @@ def test_a_scheduler_of_another_family_is_refused_with_those_that_fit() -> None:
         exchanged(diffusers.FlowMatchEulerDiscreteScheduler(), "ddim")
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_picture_begins_where_it_is_told_to_and_is_that_of_diffusers(tmp_path: Path, picture: Path) -> None:
     out = tmp_path / "out.png"
     words = ["a red circle", "-i", picture, "--strength", 0.5, "--steps", 4, "-s", 3]
@@ -276,7 +276,7 @@ def test_a_strength_that_leaves_no_step_says_so_whatever_fails_then(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_strength_that_leaves_no_step_is_a_usage_error(tmp_path: Path, picture: Path) -> None:
     words = ["generate", "x", "-i", picture, "--strength", 0, "--steps", 2, "-o", tmp_path / "out.png"]
     assert "after adjusting" in refused(*words).lower()
@@ -293,7 +293,7 @@ def test_several_pictures_are_those_of_the_next_seeds(tmp_path: Path) -> None:
     assert (tmp_path / "a-000.png").read_bytes() != (tmp_path / "b.png").read_bytes()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_latents_that_were_saved_become_the_same_picture(tmp_path: Path) -> None:
     latents = tmp_path / "latents.safetensors"
     done("generate", "a red circle", "--steps", 2, "-s", 4, "--save-latents", latents, "-o", tmp_path / "a.png")

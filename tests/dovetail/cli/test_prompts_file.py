@@ -20,7 +20,7 @@ def generate(folder: Path, *words: str) -> Result:
     return CliRunner().invoke(app, ["generate", "-o", str(folder / "out.png"), *SMALL, *words])
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_list_is_painted_as_its_prompts_are_one_by_one(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "a red circle", "seed": 3}\n{"prompt": 1}\n')

@@ -33,7 +33,7 @@ def sd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_single_file_is_planned_with_the_configs_that_are_named(sd: Path) -> None:
     planned = data("plan", str(sd / "unet.safetensors"), "--config", str(sd / "configs"), *SMALL)
     assert list(planned["components"]) == ["text_encoder", "unet", "vae"]

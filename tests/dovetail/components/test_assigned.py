@@ -40,7 +40,7 @@ def bytes_of(model: Any, assignment: Assignment, device: Device, residency: Resi
     return sum(weights[name].nbytes for name in here)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(2)
 @pytest.mark.parametrize("kind", [Block, Numpy])
 @pytest.mark.parametrize("before", [{}, {"params_backend": "cpu"}])
@@ -116,7 +116,7 @@ def test_an_assignment_that_is_none_of_the_component_is_refused(
         pipe.dovetail.components["unet"].assign({name: one for name, one in changed.items() if one is not None})
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_weights_that_come_and_go_are_reserved_no_longer_once_a_program_says_so() -> None:
     model, x = Model().eval(), torch.randn(2, 400, WIDTH)
     pipe, total = Pipeline(copy.deepcopy(model)), sum(one.nbytes for one in model.parameters())

@@ -71,7 +71,7 @@ def _write(model: Any) -> None:
 STEPS: tuple[Callable[[Any], None], ...] = (_hang_another, _hang_more, _remove, _hang_tensor, _write)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "options"), [(Scaled, {"params_backend": "cpu"}), (ScaledInNumpy, {})])
 def test_attributes_that_are_put_on_weights_changed_and_removed_count_in_the_next_call(
@@ -90,7 +90,7 @@ def test_attributes_that_are_put_on_weights_changed_and_removed_count_in_the_nex
             assert torch.equal(pipe(X), eager(X)), step.__name__
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_an_attribute_that_comes_back_needs_no_other_program() -> None:
     model = _model(Scaled)
     pipe = dovetail.compile_pipeline(Pipeline(model), "sim0")

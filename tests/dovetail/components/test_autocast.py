@@ -56,7 +56,7 @@ def same(result: Tensor, expected: Tensor) -> bool:
     return result.dtype == expected.dtype and torch.equal(result, expected)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(5)
 @pytest.mark.parametrize("backend", ["cpu", "sim0&sim1"])
 @pytest.mark.parametrize("order", list(itertools.permutations([None, torch.bfloat16, torch.float16], 3)), ids=str)
@@ -70,7 +70,7 @@ def test_each_call_of_a_pipeline_gives_what_eager_gives_under_its_autocast(backe
     assert len(pipe.dovetail.programs["transformer"]) == 3
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("backend", ["cpu", "sim0&sim1"])
 def test_a_module_compiled_under_autocast_is_right_under_it_and_refused_without(backend: str) -> None:
     module, x = Mixed().eval(), torch.randn(2, 3, 16)
@@ -118,7 +118,7 @@ def test_regions_of_a_model_keep_their_casts(dtype: torch.dtype | None, around: 
         assert same(compiled(x), eager(module, x, dtype))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("kind", ["cuda", "xpu", "mps"])
 def test_a_region_acts_on_the_device_that_it_names_and_on_no_other(kind: str) -> None:
     x = torch.randn(2, 4)

@@ -106,7 +106,7 @@ def _bytes_on(module: nn.Module) -> dict[str, int]:
     return placed
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(quick=2)
 @pytest.mark.parametrize("backend", slow_but(["sim0&sim1&sim2"], ["sim0&sim1", "sim0&sim1&sim2"]))
 @pytest.mark.parametrize("kind", KINDS)
@@ -124,7 +124,7 @@ def test_what_cannot_be_traced_is_split_over_its_blocks_and_changes_no_bit(kind:
     assert _bytes_on(module).keys() == {"cpu"}
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_the_shares_of_devices_are_those_asked_for() -> None:
     module, x, eager = _net()
     _split(module, tensor_split="2,1")
@@ -133,7 +133,7 @@ def test_the_shares_of_devices_are_those_asked_for() -> None:
     assert 1.5 < placed["sim:0"] / placed["sim:1"] < 3
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("backend", ["sim0", "sim0&sim1"])
 def test_weights_that_rest_in_host_memory_are_brought_for_each_part(backend: str) -> None:
     module, x, eager = _net()
@@ -145,7 +145,7 @@ def test_weights_that_rest_in_host_memory_are_brought_for_each_part(backend: str
     assert len(component.programs) == 9
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_shape_that_cannot_be_traced_does_not_condemn_another_one() -> None:
     class Choosy(Net):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -162,7 +162,7 @@ def test_a_shape_that_cannot_be_traced_does_not_condemn_another_one() -> None:
     assert all(f"sim{dict(module.named_parameters())[name].device.index}" == home for name, home in homes.items())
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_cannot_be_traced_is_not_traced_again_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     module, _, _ = _net("all numpy")
     component = _split(module)
@@ -174,7 +174,7 @@ def test_what_cannot_be_traced_is_not_traced_again_at_each_call(monkeypatch: pyt
     assert Counter(tried) == Counter(dict.fromkeys(("forward", *(f"blocks.{index}" for index in range(6))), 3))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_it_is_said_once_what_could_not_be_traced_and_what_it_costs(caplog: pytest.LogCaptureFixture) -> None:
     module, x, _ = _net()
     component = _split(module)
@@ -190,7 +190,7 @@ def test_it_is_said_once_what_could_not_be_traced_and_what_it_costs(caplog: pyte
     assert list(component.parts.reasons) == ["forward", "blocks.3"]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_parts_that_are_left_run_as_they_are_and_the_rest_stays_compiled() -> None:
     torch.manual_seed(0)
     module, x = Net((Block,) * 6).eval(), torch.randn(2, 5, WIDTH)
@@ -207,7 +207,7 @@ def test_parts_that_are_left_run_as_they_are_and_the_rest_stays_compiled() -> No
     assert len(component.programs) == 7 + len(inside)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_a_block_writes_into_its_arguments_reaches_the_caller() -> None:
     class Writes(Block):
         def forward(self, x: torch.Tensor, kept: list[torch.Tensor] | None = None) -> torch.Tensor:
@@ -275,7 +275,7 @@ def test_calls_with_a_cache_compile_nothing() -> None:
     assert len(component.programs) == 1
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(quick=2)
 @pytest.mark.parametrize("backend", slow_but(["sim0&sim1"], ["cpu", "sim0", "sim0&sim1", "sim0&sim1&sim2"]))
 @pytest.mark.parametrize("kind", KINDS)
@@ -289,7 +289,7 @@ def test_a_module_of_its_own_is_compiled_by_its_parts_and_stays_as_it_was(kind: 
     assert str(compiled).startswith(f"{type(module).__name__} by its parts on {backend.replace('&', ' & ')}")
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_is_compiled_by_its_parts_has_programs_but_no_program(tmp_path: Path) -> None:
     module, x, _ = _net()
     compiled = dovetail.compile(module, (x,), backend="sim0&sim1")
@@ -300,7 +300,7 @@ def test_what_is_compiled_by_its_parts_has_programs_but_no_program(tmp_path: Pat
             ask()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_device_map_places_the_parts() -> None:
     module, x, eager = _net()
     places = {"": "sim0", "blocks.2": "sim1", "blocks.3": "sim2", "blocks.4.down": "sim1", "last": "sim2"}
@@ -310,7 +310,7 @@ def test_a_device_map_places_the_parts() -> None:
     assert devices == ["sim0", "sim0", "sim0", "sim1", "sim2", "sim2", "sim0 & sim1", "sim0", "sim2"]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_weights_of_files_are_read_for_the_parts(tmp_path: Path) -> None:
     module, x, eager = _net()
     save_file({name: tensor.clone() for name, tensor in module.state_dict().items()}, tmp_path / "net.safetensors")
@@ -335,7 +335,7 @@ class Tied(Net):
         return super().forward(x) + self.offset + self.blocks[0].offset
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(3)
 @pytest.mark.parametrize(("is_meta", "rests"), [(False, None), (True, None), (True, "disk")])
 @pytest.mark.parametrize("lacks", [("last.weight", "blocks.0.offset"), ("first.weight", "offset")])
@@ -381,7 +381,7 @@ class Replacing(Counting):
         return Net.forward(self, x) + self.count
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(2)
 @pytest.mark.parametrize("kind", [Counting, Replacing])
 @pytest.mark.parametrize("backend", ["cpu", "sim0&sim1"])
@@ -396,7 +396,7 @@ def test_the_example_call_leaves_no_count_in_buffers(backend: str, kind: type[Co
             assert torch.equal(compiled(x).cpu(), eager(x))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_packed_weights_stay_packed_where_parts_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "WIDTH", 256)
     monkeypatch.setattr(small_pipeline, "WIDTH", 256)
@@ -418,7 +418,7 @@ def test_a_call_that_the_module_refuses_is_an_error_of_tracing_that_says_what_it
         dovetail.compile(module, (x[..., :3],), backend="sim0&sim1")
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_rows_are_not_split_by_parts_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
     module, x, eager = _net()
     with caplog.at_level(logging.WARNING, "dovetail"):
@@ -427,7 +427,7 @@ def test_rows_are_not_split_by_parts_and_that_is_said(caplog: pytest.LogCaptureF
     assert "blocks are placed whole, for rows cannot be split by parts" in caplog.text
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_devices_that_cannot_hold_the_parts_are_refused_with_both_numbers() -> None:
     module, x, _ = _net()
     with pytest.raises(DoesNotFitError, match=r"Net needs .* of weights on sim\d, which has .* free of"):
@@ -439,7 +439,7 @@ def _prompted(embeds: Any, prompt: torch.Tensor, **more: Any) -> torch.Tensor:
     return made
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("backend", slow_but(["sim0&sim1"], ["sim0", "sim0&sim1", "sim0&sim1&sim2"]))
 def test_generating_text_over_several_devices_makes_the_tokens_of_eager_and_compiles_nothing(backend: str) -> None:
     torch.manual_seed(0)
@@ -487,7 +487,7 @@ class Halves(nn.Module):
         return x
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_one_part_takes_is_not_offered_to_another_one() -> None:
     gc.collect()  # what other tests left on these devices
     module, x = Halves().eval(), torch.ones(1, 256)
@@ -500,7 +500,7 @@ def test_what_one_part_takes_is_not_offered_to_another_one() -> None:
     assert _bytes_on(module)["cpu"] == sum(tensor.nbytes for tensor in module.decoder.parameters())
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_a_component_holds_itself_is_offered_to_its_parts() -> None:
     gc.collect()  # what other tests left on these devices
     module, x, eager = _net()

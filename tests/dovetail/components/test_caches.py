@@ -148,7 +148,7 @@ def test_weights_that_diffusers_keeps_in_a_small_dtype_compute_as_in_eager(stora
     assert torch.equal(paint(pipe, call).cpu(), expected)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_function_that_gets_its_place_back_after_compiling_is_compiled_again() -> None:
     pipe = Pipeline(Model().eval())
     x = torch.randn(2, 32)
@@ -167,7 +167,7 @@ def test_a_function_that_gets_its_place_back_after_compiling_is_compiled_again()
     assert torch.equal(pipe(x), plain)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_part_that_is_gone_is_not_looked_for_at_the_next_picture() -> None:
     pipe = Pipeline(Model().eval())
     x = torch.randn(2, 32)

@@ -97,7 +97,7 @@ def test_what_a_part_leaves_elsewhere_is_eagers(kind: str) -> None:
     start("")
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_list_that_is_handed_in_gets_what_eager_puts_there() -> None:
     net, x = Net("list").eval(), torch.randn(2, 4)
     with torch.no_grad():
@@ -124,7 +124,7 @@ def test_a_module_that_takes_its_arguments_out_of_a_list_is_traced_whole() -> No
     assert torch.equal(compiled(x, [x, x]), 3 * x)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("at", ["layers.1", "layers.1.inner", ""])
 def test_a_hook_that_keeps_what_it_gets_is_handed_what_eager_hands_it(at: str) -> None:
     net, x, kept = Net("").eval(), torch.randn(2, 4), list[Tensor]()
@@ -197,7 +197,7 @@ class Sharers(Net):
         return super().forward(x, self.kind())
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(2)
 @pytest.mark.parametrize("kind", [dict, OrderedDict, UserDict, Own])
 def test_what_layers_of_several_devices_share_in_a_mapping_goes_with_them(kind: Any) -> None:

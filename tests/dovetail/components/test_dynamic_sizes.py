@@ -32,7 +32,7 @@ def compiled(backend: str, rig: str, rows: int = 8) -> dovetail.CompiledModule:
     return dovetail.compile(Wide().eval(), (torch.ones(rows, 16),), backend=backend, rig=rig, dynamic_shapes=dynamic)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("backend", ["sim0", "sim0&sim1"])
 def test_a_call_of_more_rows_than_fit_is_refused_before_it_runs_with_both_numbers(backend: str) -> None:
     module = compiled(backend, "sim0=1MiB,sim1=1MiB")

@@ -61,7 +61,7 @@ def test_a_number_on_a_simulated_device_is_written_as_a_number() -> None:
     assert f"expert_{torch.tensor(3).to('sim:0')}" == "expert_3"
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_mixture_of_experts_is_traced_whole_for_cards_and_for_simulated_devices() -> None:
     case = CASES["MixtralForCausalLM"]
     module, call = case.build(), {**case.call(1, 0), "use_cache": False}
@@ -87,7 +87,7 @@ class Foreign(nn.Module):
         return x
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_refusal_by_parts_still_says_what_would_have_let_it_be_traced() -> None:
     with pytest.raises(TraceError, match=r"no kernel for this device.*trust\('a_library'\)"):
         dovetail.compile(Foreign().eval(), (torch.ones(2, 4),), backend="sim0&sim1")

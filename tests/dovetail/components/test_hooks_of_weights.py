@@ -50,7 +50,7 @@ def _hook(pipe: Any, theirs: bool) -> None:
         Thirds.apply(pipe.unet.up_blocks[0].resnets[0].conv1, "weight")
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("theirs", slow_but([True], [False, True]))
 @pytest.mark.parametrize(("devices", "rests"), slow_but([(SPREAD, "cpu")], CASES))
 def test_weights_that_hooks_compute_are_painted_with_as_in_eager(
@@ -65,7 +65,7 @@ def test_weights_that_hooks_compute_are_painted_with_as_in_eager(
     assert torch.equal(paint(pipe, sd()[1]).cpu(), wanted)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_pruned_part_is_in_the_program_of_the_whole(folder: Path) -> None:
     pipe = dovetail.load_pipeline(folder, "sim0")
     _hook(pipe, theirs=False)
@@ -104,7 +104,7 @@ class Doubled(torch.nn.Module):
         return weight / self.by.to(weight.device)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize(
     "put",
     [parametrizations.weight_norm, lambda layer: parametrize.register_parametrization(layer, "weight", Doubled())],

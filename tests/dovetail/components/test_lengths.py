@@ -69,7 +69,7 @@ def call(module: nn.Module, length: int, batch: int = 2, **more: Any) -> Tensor:
     return result
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_prompts_of_any_length_cost_two_traces_and_no_bit(traces: list[Any]) -> None:
     module, lengths = Encoder().eval(), (5, 7, 9, 11, 13, 5, 4)
     expected = [call(module, length) for length in lengths]
@@ -79,7 +79,7 @@ def test_prompts_of_any_length_cost_two_traces_and_no_bit(traces: list[Any]) -> 
     assert len(pipe.dovetail.programs["text_encoder"]) == 2
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_call_that_differs_in_more_than_lengths_is_traced_as_it_is(traces: list[Any]) -> None:
     module = Encoder().eval()
     expected = call(module, 5), call(module, 7, scaled=True), call(module, 7)
@@ -91,7 +91,7 @@ def test_a_call_that_differs_in_more_than_lengths_is_traced_as_it_is(traces: lis
     assert traces[2:] == [{"x": {1: torch.export.Dim.AUTO}, "mask": {1: torch.export.Dim.AUTO}}]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_length_of_one_is_traced_by_itself(traces: list[Any]) -> None:
     module = Encoder().eval()
     expected = [call(module, length) for length in (1, 5, 1)]
@@ -100,7 +100,7 @@ def test_a_length_of_one_is_traced_by_itself(traces: list[Any]) -> None:
     assert traces == [None, None]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_model_that_fixes_its_lengths_has_a_program_for_each(traces: list[Any]) -> None:
     module, lengths = Fixed().eval(), (5, 7, 9, 5, 9)
     expected = [call(module, length) for length in lengths]
@@ -110,7 +110,7 @@ def test_a_model_that_fixes_its_lengths_has_a_program_for_each(traces: list[Any]
     assert [shapes is not None for shapes in traces] == [False, True, False]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_programs_are_kept_in_a_bounded_number_and_forgotten_ones_are_made_again(
     monkeypatch: pytest.MonkeyPatch, traces: list[Any]
 ) -> None:

@@ -58,7 +58,7 @@ class Operations(TorchDispatchMode):
 MODES: list[Callable[[], Any]] = [Functions, Operations]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(4)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("first", ["within", "without"])
@@ -145,7 +145,7 @@ def test_a_module_that_is_compiled_by_its_parts_takes_the_mode_as_eager_does() -
             assert torch.equal(compiled(x), module(x))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.skipif(IS_2_11, reason="a guard fails on the frame that it was made for, with any backend")
 def test_torch_compile_puts_a_mode_into_the_graph_that_dovetail_is_given() -> None:
     module, x = nn.Sequential(nn.Linear(4, 4), nn.SiLU()).eval(), torch.ones(2, 4)

@@ -47,7 +47,7 @@ class Plain(nn.Module):
         return z
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(1)
 @pytest.mark.parametrize("counts", [False, True])
 def test_attention_to_itself_is_computed_as_in_eager(counts: bool) -> None:
@@ -62,7 +62,7 @@ def test_attention_to_itself_is_computed_as_in_eager(counts: bool) -> None:
             assert torch.equal(pipe(*call), eager(*call))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_model_that_asks_is_refused_whole_and_another_is_not() -> None:
     x = torch.randn(2, 5, WIDTH)
     with pytest.raises(TraceError, match="query and key and value are one tensor"):

@@ -77,7 +77,7 @@ def painted() -> tuple[Model, Pipeline, Tensor]:
     return compiled_pair(Asking)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(6)
 @pytest.mark.parametrize("name", PATCHES)
 def test_a_patched_method_changes_the_next_call_as_it_changes_eager_and_back(

@@ -112,7 +112,7 @@ def test_a_call_that_gives_another_answer_is_refused_or_right(question: str) -> 
     assert 0 < taken < len(calls())
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("question", ["stride", "storage_offset", "requires_grad"])
 def test_a_saved_plan_and_a_kept_trace_know_what_the_model_asks(
     question: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -136,7 +136,7 @@ def test_a_saved_plan_and_a_kept_trace_know_what_the_model_asks(
         assert torch.equal(dovetail.compile(module, (other,), backend="cpu")(other), module(other))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("question", ["is_contiguous", "storage_offset", "is_inference"])
 def test_a_pipeline_answers_each_call_as_the_model_would(question: str) -> None:
     module = Asking(question).eval()
@@ -180,7 +180,7 @@ def test_a_constant_of_another_sign_or_type_is_another_one(
             compiled(x, wrap(called))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_an_argument_that_is_known_by_its_number_alone_runs_as_it_is() -> None:
     class Summed(diffusers.ModelMixin, ConfigMixin):  # type: ignore[misc]
         @register_to_config
@@ -261,7 +261,7 @@ WAYS: dict[str, Callable[[Any], int]] = {
 CALL_MODES: list[Any] = [torch.enable_grad, torch.no_grad, torch.inference_mode]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("way", WAYS)
 def test_a_model_that_asks_for_the_mode_of_a_call_is_answered_as_eager_is(way: str) -> None:
     module, x = AskingModes(way).eval().requires_grad_(False), torch.ones(2, 8)
@@ -293,6 +293,7 @@ def test_a_module_compiled_in_a_mode_that_it_asks_for_refuses_calls_in_another(w
     assert (refused > 0) == (way not in OF_NO_EFFECT)
 
 
+@pytest.mark.fifth
 def test_a_kept_trace_and_a_saved_plan_know_the_mode_that_the_model_asks_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

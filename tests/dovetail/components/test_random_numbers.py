@@ -92,7 +92,7 @@ def _forked() -> Tensor:
         return torch.rand(4)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(12)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("backend", ["sim0", "sim0&sim1"])
@@ -136,7 +136,7 @@ def test_what_other_threads_draw_meanwhile_they_do_not_draw_again(counts: bool) 
     assert len(set(drawn)) == len(drawn) > 1
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
     "way", ["the module random", "a generator of PyTorch of its own", "a seed", "a seed for a while"]

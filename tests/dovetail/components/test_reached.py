@@ -175,7 +175,7 @@ BESIDES: dict[str, Callable[[Pipeline], Any]] = {
 }
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(3)
 @pytest.mark.parametrize("what", BESIDES)
 def test_whatever_else_the_code_of_a_model_names_a_change_of_a_global_is_seen(
@@ -230,7 +230,7 @@ class OwnDict(dict[str, float]):
 OWN_DICT = OwnDict(one=1.0)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_an_attribute_of_a_table_of_somebodys_own_class_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     class Looks(Block):
         def between(self, x: torch.Tensor) -> torch.Tensor:

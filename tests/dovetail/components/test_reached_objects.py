@@ -175,7 +175,7 @@ class Counting(Block):
         return calls_counted(super().between(x))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_code_that_counts_on_a_function_goes_on_counting_and_is_not_compiled_each_time(traced: list[str]) -> None:
     pipe, x = Pipeline(Model(Counting).eval()), torch.randn(2, WIDTH)
     dovetail.compile_pipeline(pipe, "diffusion=sim0")

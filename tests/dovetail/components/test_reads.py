@@ -139,7 +139,7 @@ def _check(model: Model, x: Tensor, backend: str, asked: dict[str, Any]) -> None
     assert {one.device.type for one in model.parameters()} == {"cpu"}
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(2)
 @pytest.mark.parametrize(("backend", "asked"), BACKENDS)
 def test_weights_are_read_of_parts_that_are_not_called(backend: str, asked: dict[str, Any]) -> None:
@@ -147,7 +147,7 @@ def test_weights_are_read_of_parts_that_are_not_called(backend: str, asked: dict
     _check(model, x, backend, asked)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(quick=2)
 @pytest.mark.parametrize("kind", slow_but([Block], [Block, Numpy]))
 @pytest.mark.parametrize(("backend", "asked"), BACKENDS)
@@ -156,7 +156,7 @@ def test_hooks_read_weights_of_their_part_and_of_others(backend: str, asked: dic
     _check(model, x, backend, asked)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("on_block", slow_but([False], [True, False]))
 @pytest.mark.parametrize("backend", ["sim0", "sim0&sim1"])
 def test_a_hook_that_does_nothing_leaves_weights_where_they_are_read(backend: str, on_block: bool) -> None:
@@ -172,7 +172,7 @@ def test_a_hook_that_does_nothing_leaves_weights_where_they_are_read(backend: st
     assert torch.equal(pipe(x), expected)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize(("backend", "asked"), slow_but([BACKENDS[2]], BACKENDS))
 def test_a_module_that_is_compiled_by_itself_reads_weights_of_parts(backend: str, asked: dict[str, Any]) -> None:
     model, x = _made(OfPart, Block, cls=Root)
@@ -202,7 +202,7 @@ class Within(Root):
             return super().forward(x)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(quick=2)
 @pytest.mark.parametrize("mode", [Functions, Dispatches])
 @pytest.mark.parametrize("cls", slow_but([Root], [Root, Within]))
@@ -234,7 +234,7 @@ class Decaying(Numpy):
         return super().forward(x * gamma)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(1)
 @pytest.mark.parametrize("asked", [{}, {"params_backend": "cpu"}])
 def test_a_dry_run_writes_no_weight_that_a_module_writes_at_each_call(asked: dict[str, Any]) -> None:

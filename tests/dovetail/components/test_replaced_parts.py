@@ -94,7 +94,7 @@ def _made(kind: type[Block], rig: str) -> tuple[Pipeline, Pipeline, Tensor]:
     return eager, compiled, torch.randn(6, WIDTH)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(quick=4)
 @pytest.mark.parametrize("rig", slow_but(["weights in RAM"], list(RIGS)))
 @pytest.mark.parametrize("kind", slow_but([Numpy], [Block, Numpy]))
@@ -111,7 +111,7 @@ def test_a_part_in_the_place_of_another_answers(change: Callable[[Model], None],
     assert torch.equal(compiled(x), eager(x))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [Block, Numpy])
 def test_a_part_in_the_place_of_one_with_an_adapter_has_none(kind: type[Block]) -> None:
@@ -127,7 +127,7 @@ def test_a_part_in_the_place_of_one_with_an_adapter_has_none(kind: type[Block]) 
         assert torch.equal(compiled(x), eager(x))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("kind", [Block, Numpy])
 def test_a_part_that_is_put_back_answers_again(kind: type[Block]) -> None:
     eager, compiled, x = _made(kind, "weights in RAM")
@@ -141,7 +141,7 @@ def test_a_part_that_is_put_back_answers_again(kind: type[Block]) -> None:
     assert torch.equal(compiled(x), before)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_weights_of_parts_that_nobody_has_any_more_leave_their_device() -> None:
     _, compiled, x = _made(Numpy, "one device")
     compiled(x)
@@ -153,7 +153,7 @@ def test_weights_of_parts_that_nobody_has_any_more_leave_their_device() -> None:
     assert sim.stats(0).in_use == held
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(3)
 @pytest.mark.parametrize("rig", ["two devices", "two devices, weights in RAM", "rows"])
 @pytest.mark.parametrize("kind", [Block, Numpy])
@@ -176,7 +176,7 @@ def test_a_part_that_was_taken_out_has_its_weights_where_they_were(kind: type[Bl
     assert torch.equal(compiled(x), eager(x))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [Block, Numpy])
 def test_a_part_that_another_compiled_model_had_is_at_home_where_the_rest_is(kind: type[Block]) -> None:
@@ -194,6 +194,7 @@ def test_a_part_that_another_compiled_model_had_is_at_home_where_the_rest_is(kin
     assert torch.equal(other(x), eager_other(x))
 
 
+@pytest.mark.fifth
 @pytest.mark.parametrize("kind", [Block, Numpy])
 def test_a_part_that_was_taken_out_before_undo_has_its_weights_where_they_were(kind: type[Block]) -> None:
     eager, compiled, x = _made(kind, "two devices")

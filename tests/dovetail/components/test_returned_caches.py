@@ -21,7 +21,7 @@ def model() -> transformers.LlamaModel:
     return transformers.LlamaModel(transformers.LlamaConfig(**config)).eval()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_cache_that_is_asked_for_lies_where_the_first_tensor_of_the_call_lay(model: transformers.LlamaModel) -> None:
     call = {**CASES["LlamaModel"].call(1, 0), "use_cache": True}
     with torch.no_grad():
@@ -35,7 +35,7 @@ def test_a_cache_that_is_asked_for_lies_where_the_first_tensor_of_the_call_lay(m
     assert torch.equal(more[0].last_hidden_state, more[1].last_hidden_state)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(1)
 @pytest.mark.parametrize("given", [{}, {"use_cache": None}], ids=["left out", "none"])
 def test_a_cache_that_is_not_returned_is_named_in_one_line(

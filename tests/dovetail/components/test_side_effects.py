@@ -57,7 +57,7 @@ class Watching(AttnProcessor):
         return self.seen[-1]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_block_that_counts_its_calls_goes_on_counting() -> None:
     torch.manual_seed(0)
     pipe, x = Pipeline(Model().eval()), torch.randn(2, WIDTH)

@@ -138,7 +138,7 @@ def sd() -> Any:
     return pipe, call, paint(pipe, call)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(quick=2)
 @pytest.mark.parametrize(
     "change",
@@ -159,7 +159,7 @@ def test_what_is_changed_after_the_first_picture_changes_the_next_as_it_changes_
         assert torch.equal(paint(pipe, call).cpu(), expected)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_an_equal_state_finds_the_program_that_was_compiled_before(sd: Any) -> None:
     pipe, call, plain = copy.deepcopy(sd[0]), sd[1], sd[2]
     dovetail.compile_pipeline(pipe, "sim0")
@@ -176,7 +176,7 @@ def test_an_equal_state_finds_the_program_that_was_compiled_before(sd: Any) -> N
     assert len(pipe.dovetail.programs["unet"]) == count
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_equal_fresh_processors_of_a_library_compile_nothing_anew(sd: Any) -> None:
     pipe, call, _ = copy.deepcopy(sd[0]), sd[1], sd[2]
     dovetail.compile_pipeline(pipe, "sim0")
@@ -210,7 +210,7 @@ def test_hooks_of_a_component_run_once_with_real_tensors_and_can_be_removed(befo
     assert torch.equal(paint(pipe, call).cpu(), plain)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_parts_with_hooks_run_as_they_are_and_one_warning_says_so(sd: Any, caplog: pytest.LogCaptureFixture) -> None:
     pipe, call, plain = copy.deepcopy(sd[0]), sd[1], sd[2]
     seen: list[str] = []
@@ -242,7 +242,7 @@ def test_a_component_cannot_be_moved_and_can_be_converted(sd: Any) -> None:
     assert {one.dtype for one in pipe.unet.parameters()} == {torch.float16}
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_copies_and_pickles_of_compiled_modules_are_as_if_they_were_not_compiled(sd: Any) -> None:
     pipe, call, plain = copy.deepcopy(sd[0]), sd[1], sd[2]
     dovetail.compile_pipeline(pipe, SPREAD)
@@ -263,7 +263,7 @@ def test_copies_and_pickles_of_compiled_modules_are_as_if_they_were_not_compiled
     torch.save(pipe.unet.state_dict(), io.BytesIO())
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_gradients_are_refused(sd: Any) -> None:
     pipe = copy.deepcopy(sd[0])
     latents, text = torch.randn(1, 4, 8, 8), torch.randn(1, 4, 32)

@@ -190,7 +190,7 @@ def cleared() -> Iterator[None]:
     _clear()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("kind", "way"), [*((Noting, way) for way in KEEPS), *((Looking, way) for way in ("class", "table", "closure"))]

@@ -72,6 +72,7 @@ def _pair() -> tuple[Settings, Pipeline, torch.Tensor]:
     return model, pipe, torch.randn(2, WIDTH)
 
 
+@pytest.mark.fifth
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_is_changed_beside_the_weights_changes_the_next_call_as_it_changes_eager(
     change: Callable[[Settings], None],

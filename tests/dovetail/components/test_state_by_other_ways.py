@@ -167,7 +167,7 @@ def _own_of_a_thread() -> None:
     LOCAL.count = 0
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(5)
 @pytest.mark.parametrize("way", WAYS)
 def test_what_code_counts_in_another_way_is_as_in_eager(way: str) -> None:
@@ -199,7 +199,7 @@ class Keeping(Block):
         return torch.relu(x) * float(self.slotted.note() + self.counts[0])
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_attributes_without_a_dictionary_and_arrays_of_a_module_count_is_as_in_eager() -> None:
     eager, pipe, x = compiled_pair(Keeping)
     with torch.no_grad():

@@ -46,7 +46,7 @@ def _in_threads(work: Callable[[], Any], also: Callable[[], None]) -> list[Any]:
     return found
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(quick=1)
 @pytest.mark.parametrize("rests", slow_but(["cpu"], [None, "cpu"]))
 @pytest.mark.parametrize("meanwhile", slow_but(["refresh", "release"], ["nothing", "undo", "refresh", "release"]))

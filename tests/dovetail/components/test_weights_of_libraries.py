@@ -87,7 +87,7 @@ def test_modules_that_torchao_quantized_run_as_they_are_on_their_devices_and_the
         assert torch.equal(module(X), expected)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @torch.no_grad()
 def test_modules_that_are_quantized_between_two_calls_run_as_they_are_from_then_on() -> None:
     module = Blocks().eval()
@@ -118,7 +118,7 @@ def test_a_module_that_torchao_quantized_is_compiled_by_itself_too() -> None:
     assert torch.equal(dovetail.compile(module, (X,), backend="sim0&sim1")(X), module(X))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_pipeline_that_torchao_quantized_is_planned_without_its_weights_and_gives_the_picture_of_eager() -> None:
     pipe = FluxPipeline.from_pretrained(demo.folder(), torch_dtype=torch.float32)
     pipe.set_progress_bar_config(disable=True)

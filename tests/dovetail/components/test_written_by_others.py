@@ -116,7 +116,7 @@ def found() -> tuple[int, ...]:
     return len(EVENTS), len(TABLE), len(Seen.items), BOX.count, Seen.count, NUMBER
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(2)
 @pytest.mark.parametrize("kind", [Reading, Writing, Looking])
 def test_what_another_thread_writes_while_a_model_is_compiled_is_there_afterwards(

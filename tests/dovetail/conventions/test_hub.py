@@ -97,7 +97,7 @@ def test_the_command_line_knows_the_components_of_a_repository(hub: Any) -> None
     assert [file for file, _ in hub] == ["model_index.json"]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("options", [pytest.param([], marks=pytest.mark.slow), TYPED])
 def test_a_plan_of_a_repository_downloads_its_configs_alone(hub: Any, tmp_path: Path, options: list[str]) -> None:
     line = ["plan", "owner/sd", "--rig", "cuda0=1GiB", "--size", "16", "--steps", "1", *options]

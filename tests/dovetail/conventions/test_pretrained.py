@@ -64,7 +64,7 @@ def test_what_is_refused_says_why_and_what_leaves_it_out_is_taken(name: str, sav
     dovetail.load_pipeline(saved, "cpu", **{name: None})
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_is_taken_means_what_it_means_to_diffusers(saved: Path) -> None:
     pipe, call = tiny_pipelines.sd()
     torch.manual_seed(5)
@@ -80,7 +80,7 @@ def test_what_is_taken_means_what_it_means_to_diffusers(saved: Path) -> None:
     assert torch.equal(paint(loaded, call).cpu(), expected)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_custom_pipeline_is_an_instance_of_its_class(saved: Path, tmp_path: Path) -> None:
     (tmp_path / "twice.py").write_text(
         "import diffusers\n\n"

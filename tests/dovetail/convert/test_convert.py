@@ -238,7 +238,7 @@ def test_weights_in_a_safetensors_file_are_aligned(tmp_path: Path) -> None:
         assert opened.metadata() == {"format": "pt"}
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_memory_holds_one_weight_at_a_time(tmp_path: Path) -> None:
     """Of sixteen weights of 8 MiB each, no more are held than of one."""
     weight = normal(1024, 2048)

@@ -24,7 +24,7 @@ def pipeline() -> FluxPipeline:
     return load()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_handful_of_held_out_captions_come_out_right(pipeline: FluxPipeline) -> None:
     assert wrong(pipeline, 10) == []
 
@@ -101,7 +101,7 @@ def test_the_tokenizers_are_the_ones_that_a_new_training_would_make(pipeline: Fl
     assert pipeline.tokenizer_2.get_vocab() == t5_tokenizer().get_vocab()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_with_its_adapter_it_paints_the_same_shapes_at_the_same_places_in_blue(pipeline: FluxPipeline) -> None:
     pipeline.load_lora_weights(adapter())
     assert wrong(pipeline, 10, in_blue) == []

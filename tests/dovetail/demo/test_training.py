@@ -104,7 +104,7 @@ def test_training_from_nothing_writes_a_pipeline_that_paints(tmp_path: Path, mon
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["pipeline", "work"]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_training_the_adapter_writes_one_that_the_pipeline_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,7 +79,7 @@ def test_a_plan_file_is_shown_on_one_screen_with_the_line_that_makes_it_again(tm
     assert last.startswith(line)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_component_has_the_name_that_its_plan_was_written_with(tmp_path: Path) -> None:
     stack().save(tmp_path / "plan.json", "vae.decode")
     stack().save(tmp_path / "other.json")

@@ -51,7 +51,7 @@ def found() -> Any:
     return planned({"backend": "diffusion=cuda0", "rig": "cuda0=858KiB,cpu=4GiB"})
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_was_typed_is_as_asked_though_the_rest_was_searched(found: Any) -> None:
     account, _ = found
     told = {part.call.component: reason_for(account, part) for part in account.parts}
@@ -60,6 +60,7 @@ def test_what_was_typed_is_as_asked_though_the_rest_was_searched(found: Any) -> 
     assert all(one.startswith("Found by search: ") for one in told.values())
 
 
+@pytest.mark.fifth
 def test_each_cut_is_told_with_its_bytes(split: Any) -> None:
     account, programs = split
     program = programs["transformer"]
@@ -85,6 +86,7 @@ def test_notes_spell_a_device_as_options_do(split: Any) -> None:
     assert "cuda1 has no part of vae." in list(explain_plan(account))
 
 
+@pytest.mark.fifth
 def test_what_more_memory_would_change_is_what_a_search_with_more_finds(found: Any) -> None:
     account, _ = found
     decision: Decision = account.decision
@@ -101,7 +103,7 @@ def test_what_more_memory_would_change_is_what_a_search_with_more_finds(found: A
     assert all("less time" in one for one in told)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("mode", ["layer", "row"])
 def test_what_faster_links_would_change_is_what_the_same_schedules_take_with_them(mode: str) -> None:
     cards = "cuda0=1GiB@RTX 4090,cuda1=1GiB@RTX 4090,cpu=4GiB"
@@ -118,7 +120,7 @@ def test_what_faster_links_would_change_is_what_the_same_schedules_take_with_the
     assert told in list(explain_plan(account))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_no_search_says_what_more_memory_would_do_for_a_split_by_rows() -> None:
     cards = "cuda0=1GiB@RTX 4090,cuda1=1GiB@RTX 4090,cpu=4GiB"
     account, _ = planned({"backend": "diffusion=cuda0&cuda1", "split_mode": "diffusion=row", "rig": cards})
@@ -126,7 +128,7 @@ def test_no_search_says_what_more_memory_would_do_for_a_split_by_rows() -> None:
     assert list(with_more_memory(replace(account.decision, budgets=budgets))) == []
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_of_devices_that_are_searched_for_rows_nothing_is_said_that_is_of_layers(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -163,7 +165,7 @@ def test_a_placement_does_not_differ_from_itself(split: Any) -> None:
     assert list(differences(programs, programs)) == []
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_differs_is_told_with_both_figures(split: Any) -> None:
     _, programs = split
     _, other = planned({"backend": "cuda0", "params_backend": "diffusion=cpu", "rig": "cuda0=1GiB,cuda1=1GiB,cpu=4GiB"})

@@ -47,7 +47,7 @@ def expected() -> torch.Tensor:
     return paint(load_pipeline(demo.folder(), dtype=torch.float32, backend="cpu"))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(2)
 @pytest.mark.parametrize("rig", ["sim0=1GiB,sim1=1GiB", "sim0=20MiB,sim1=16MiB,cpu=2500MiB", "sim0=9MiB,cpu=3GiB"])
 def test_a_pipeline_without_a_backend_runs_where_the_search_says(rig: str, expected: torch.Tensor) -> None:
@@ -61,7 +61,7 @@ def test_a_pipeline_without_a_backend_runs_where_the_search_says(rig: str, expec
     assert all(peak <= decision.budgets.devices[device] for device, peak in decision.plan.peak.items())
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_on_the_host_alone_weights_rest_in_their_files_where_they_do_not_fit(expected: torch.Tensor) -> None:
     whole, tight = opened("cpu=1GiB"), opened("cpu=26MiB")  # of 27.4 MiB of weights
     assert torch.equal(paint(whole), expected)
@@ -70,7 +70,7 @@ def test_on_the_host_alone_weights_rest_in_their_files_where_they_do_not_fit(exp
     assert Residency.DISK in {one.view.residency for one in tight.dovetail.components.values()}
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_no_budget_is_exceeded_while_it_runs(expected: torch.Tensor) -> None:
     pipe = opened("sim0=64MiB,sim1=64MiB,cpu=3GiB", max_vram="sim0=14MiB,sim1=24MiB")
     gc.collect()  # the pipeline of the test before, whichever that was
@@ -81,7 +81,7 @@ def test_no_budget_is_exceeded_while_it_runs(expected: torch.Tensor) -> None:
     assert sim.max_memory_allocated(SIM1.torch) <= 24 * 2**20
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_the_line_of_a_plan_asks_for_the_same(expected: torch.Tensor) -> None:
     rig = "sim0=20MiB,sim1=16MiB,cpu=2500MiB"
     planned = searched(rig)
@@ -93,7 +93,7 @@ def test_the_line_of_a_plan_asks_for_the_same(expected: torch.Tensor) -> None:
         assert pipe.dovetail.components[name].devices == component.devices
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_the_second_call_searches_nothing() -> None:
     pipe = opened("sim0=1GiB,sim1=1GiB")
     paint(pipe)
@@ -102,7 +102,7 @@ def test_the_second_call_searches_nothing() -> None:
     assert pipe.dovetail.decision is first
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_was_said_of_one_component_is_kept_to() -> None:
     plan = searched("sim0=1GiB,sim1=1GiB,cpu=4GiB", backend="te=sim1", params_backend="te=cpu").decision.plan  # type: ignore[union-attr]
     encoders = [one for one in plan.components if one.role == "te"]
@@ -111,14 +111,14 @@ def test_what_was_said_of_one_component_is_kept_to() -> None:
     assert {one.devices for one in plan.components if one.role != "te"} == {(SIM0,)}
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_with_only_the_host_nothing_is_searched(expected: torch.Tensor) -> None:
     pipe = opened("cpu=8GiB")
     assert torch.equal(paint(pipe), expected)
     assert pipe.dovetail.decision is None
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_refusal_comes_before_anything_is_read_and_names_what_fits() -> None:
     pipe = opened("sim0=1GiB,cpu=3GiB", backend="diffusion=sim0", max_vram="sim0=1MiB")
     with pytest.raises(DoesNotFitError) as caught:
@@ -191,7 +191,7 @@ def test_what_is_split_as_was_asked_is_streamed_where_the_rest_is_left_open(how:
     assert settings.get("--split-mode", "") == how.get("split_mode", "")
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_devices_that_were_named_and_get_nothing_have_no_share() -> None:
     """Its weights fit on no device alone and are streamed; there are more devices than blocks."""
     pipe, call = tiny_pipelines.flux()

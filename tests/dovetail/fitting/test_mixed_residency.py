@@ -28,7 +28,7 @@ def paint(**request: Any) -> tuple[torch.Tensor, Any]:
     return pipe("a red circle", generator=torch.Generator("cpu").manual_seed(0), **CALL).images.cpu(), pipe
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_part_of_the_weights_rests_in_host_memory_and_the_picture_is_the_same() -> None:
     expected, _ = paint(backend="cpu")
     picture, pipe = paint(backend="sim0", params_backend="cpu,diffusion=cpu:5MiB&disk", rig="sim0=14MiB,cpu=4GiB")
@@ -58,7 +58,7 @@ def test_a_module_takes_it_too(tmp_path: Path) -> None:
 MIXES = ["device:2MiB&cpu", "device:2MiB&disk", "device:2MiB&cpu:3MiB&disk"]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("mix", slow_but(MIXES[-1:], MIXES))
 def test_a_part_of_the_weights_stays_on_the_card_and_the_rest_comes(mix: str) -> None:
     expected, _ = paint(backend="cpu")
@@ -86,7 +86,7 @@ def test_weights_that_are_to_stay_on_the_card_are_nowhere_else_if_they_do_not_fi
     load_pipeline(demo.folder(), dtype=torch.float32, backend="sim0", rig="sim0=14MiB,cpu=4GiB")("a red circle", **CALL)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_stays_on_the_card_counts_there_and_not_on_the_host() -> None:
     pipes = {
         mix: load_pipeline(

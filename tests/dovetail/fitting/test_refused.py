@@ -95,7 +95,7 @@ def test_what_a_refusal_says_is_searched_when_it_is_read_and_once(monkeypatch: p
     assert repr(refused).startswith("DoesNotFitError('Linear does not fit:")
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_refusal_keeps_its_ways_out_where_what_decodes_in_tiles_has_no_room_for_its_own() -> None:
     said = ("--rig", "sim0=2500KiB,cpu=4GiB", "--max-vram", "sim0=500KiB", "--backend", "sim0", "--size", "256")
     refused = run("generate", "a circle", "--steps", "1", *said, "-o", "never.png")

@@ -10,6 +10,7 @@ from dovetail.jobs.runner import Opening
 CALL = {"prompt": "a cat", "num_inference_steps": 1}
 
 
+@pytest.mark.fifth
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("where", "devices"), [
     (Where(rig=f"{','.join(f'sim{index}=18MiB' for index in range(5))},cpu=64GiB"), ["sim0 & sim1", "sim2 & sim3"]),

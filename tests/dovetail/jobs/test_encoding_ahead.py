@@ -87,7 +87,7 @@ def taken(runner: Runner, jobs: Sequence[Job]) -> int:
     return runner.ahead.taken - before
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_pictures_are_those_without_and_all_calls_of_encoders_are_answered(
     runner: Runner, plain: list[Image.Image]
 ) -> None:
@@ -97,6 +97,7 @@ def test_pictures_are_those_without_and_all_calls_of_encoders_are_answered(
     assert not threads()
 
 
+@pytest.mark.fifth
 def test_encoders_run_while_the_job_before_is_sampled_and_not_in_their_own_job(
     runner: Runner, plain: list[Image.Image], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,7 +142,7 @@ def test_encoders_run_while_the_job_before_is_sampled_and_not_in_their_own_job(
     ],
     ids=lambda change: next(iter(change)),
 )
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_job_other_than_was_expected_has_its_own_picture(runner: Runner, change: dict[str, Any]) -> None:
     other = replace(JOBS[1], **change)
     expected = runner.run(other)[0]
@@ -153,7 +154,7 @@ def test_a_job_other_than_was_expected_has_its_own_picture(runner: Runner, chang
     assert same(runner.run(other)[0], expected)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_nothing_is_encoded_ahead_for_other_loras(runner: Runner) -> None:
     blue = [replace(job, loras=(("blue", 0.8),)) for job in JOBS]
     assert taken(runner, [JOBS[0], blue[1], JOBS[2]]) == 0
@@ -163,6 +164,7 @@ def test_nothing_is_encoded_ahead_for_other_loras(runner: Runner) -> None:
     assert runner.ahead.taken > before
 
 
+@pytest.mark.fifth
 def test_pictures_of_one_job_run_with_the_next_one_known(runner: Runner, plain: list[Image.Image]) -> None:
     runner.expect(JOBS[1])
     several = runner.run(replace(JOBS[0], seed=6, count=2))
@@ -275,7 +277,7 @@ def test_hooks_of_others_are_called_in_their_turn_alone(runner: Runner, caplog: 
     runner.run(JOBS[0])
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize(
     ("backend", "where", "why"),
     [
@@ -297,7 +299,7 @@ def test_nothing_is_done_where_devices_do_not_allow(
     runner.close()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_nothing_is_done_where_memory_lacks_for_it(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "dovetail.jobs.ahead")
     backend, rest = "te=sim3,diffusion=sim2,vae=sim2", "sim3=80MiB,cpu=8GiB"
@@ -321,7 +323,7 @@ def test_nothing_is_done_where_memory_lacks_for_it(caplog: pytest.LogCaptureFixt
     assert "sim2 has" in caplog.text
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_memory_is_level_and_within_what_was_checked() -> None:
     runner = opened()
     jobs = [replace(JOBS[0], seed=number) for number in range(10)]

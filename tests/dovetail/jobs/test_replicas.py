@@ -47,7 +47,7 @@ def ends(pid: int, seconds: float = 10) -> bool:
     return not is_alive(pid)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_jobs_are_painted_each_once_and_replicas_end_with_the_pool() -> None:
     steps: list[tuple[int, int]] = []
     with replicas(2) as pool:
@@ -66,7 +66,7 @@ def test_jobs_are_painted_each_once_and_replicas_end_with_the_pool() -> None:
     assert all(map(ends, known))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_replica_that_dies_is_replaced_and_its_job_goes_to_another(tmp_path: Path) -> None:
     said: list[str] = []
     with replicas(2, told=said.append) as pool:
@@ -77,14 +77,14 @@ def test_a_replica_that_dies_is_replaced_and_its_job_goes_to_another(tmp_path: P
     assert any("SIGKILL" in line and "another one takes its place" in line for line in said)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_replica_that_is_killed_while_it_waits_is_replaced() -> None:
     with replicas(1) as pool:
         os.kill(pids(pool)[0], signal.SIGKILL)
         assert pool.run(Job("a cat", seed=3))[0].getpixel((0, 0))[0] == 3
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_job_that_kills_two_replicas_fails_and_others_are_painted() -> None:
     with replicas(2) as pool:
         bad, good = pool.submit(Job("die")), [pool.submit(Job("a cat", seed=seed)) for seed in range(4)]
@@ -93,7 +93,7 @@ def test_a_job_that_kills_two_replicas_fails_and_others_are_painted() -> None:
         assert [one.result(20)[0].getpixel((0, 0))[0] for one in good] == [0, 1, 2, 3]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_failing_job_keeps_the_class_of_its_error_and_the_replica() -> None:
     with replicas(1) as pool:
         before = pids(pool)
@@ -113,7 +113,7 @@ def test_an_error_that_crosses_names_the_field_that_is_wrong() -> None:
     assert not isinstance(error_of(told_of(DoesNotFitError("too large"))), UsageError)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_cancelling_ends_a_job_within_a_step_and_frees_its_replica() -> None:
     began = threading.Event()
     with replicas(1) as pool:
@@ -128,7 +128,7 @@ def test_cancelling_ends_a_job_within_a_step_and_frees_its_replica() -> None:
         assert slow.cancelled()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_a_callback_raises_ends_the_job() -> None:
     class EnoughError(Exception):
         pass
@@ -156,7 +156,7 @@ def test_replicas_that_cannot_start_are_one_error_and_leave_nothing(
     assert "fake_replica" not in mine
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_replicas_write_is_passed_on_once() -> None:
     said: list[str] = []
     with replicas(2, told=said.append) as pool:
@@ -188,7 +188,7 @@ with Replicas({"one": Opening(), "two": Opening()}, command=(sys.executable, "-m
 """
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_no_replica_outlives_who_started_it(how: signal.Signals) -> None:
     parent = subprocess.Popen(

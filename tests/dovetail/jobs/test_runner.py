@@ -47,7 +47,7 @@ def generated(path: Path, *words: str) -> Image.Image:
     return Image.open(path)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_seed_gives_the_picture_that_generate_paints(runner: Runner, tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     found = runner.run(PLAIN, lambda step, steps, latents: told.append((step, steps)))[0]
@@ -55,7 +55,7 @@ def test_a_seed_gives_the_picture_that_generate_paints(runner: Runner, tmp_path:
     assert told == [(0, 2), (1, 2), (2, 2)]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_lora_stays_no_longer_than_it_is_asked_for(runner: Runner) -> None:
     before, with_lora = runner.run(PLAIN)[0], runner.run(BLUE)[0]
     assert not same(with_lora, before)
@@ -63,6 +63,7 @@ def test_a_lora_stays_no_longer_than_it_is_asked_for(runner: Runner) -> None:
     assert same(runner.run(BLUE)[0], with_lora)
 
 
+@pytest.mark.fifth
 def test_of_a_damaged_lora_its_name_alone_is_told_and_its_path_to_the_log(
     runner: Runner, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,7 +97,7 @@ def test_each_picture_of_a_job_has_the_next_seed_and_is_the_one_that_it_is_alone
     assert same(several[1], runner.run(PLAIN)[0])
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_jobs_that_are_painted_together_are_those_that_they_are_alone_but_for_rounding(runner: Runner) -> None:
     jobs = [PLAIN, replace(PLAIN, prompt="a blue square", seed=9)]
     for [together], job in zip(runner.run_together(jobs), jobs, strict=True):
@@ -116,7 +117,7 @@ def test_what_is_raised_at_a_step_ends_the_job_and_leaves_the_pipeline_ready(run
     assert same(runner.run(PLAIN)[0], before)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_picture_to_begin_with_and_a_mask(runner: Runner) -> None:
     begun = png(Image.new("RGB", (32, 32), "green"))
     mask = png(Image.new("L", (32, 32), 255))
@@ -130,7 +131,7 @@ def test_a_picture_to_begin_with_and_a_mask(runner: Runner) -> None:
         assert told[-1] == (2, 2), "only the steps that are made are counted"
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_size_that_does_not_fit_is_refused_with_the_words_of_the_plan(runner: Runner) -> None:
     before = runner.run(PLAIN)[0]
     with pytest.raises(DoesNotFitError, match=r"AutoencoderKL needs .* on sim0, which has"):

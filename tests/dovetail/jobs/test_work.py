@@ -53,7 +53,7 @@ class Interrupting(Quiet):
             raise KeyboardInterrupt
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("count", [0, 3])
 def test_an_interrupted_list_is_gone_on_with_and_each_line_painted_once(tmp_path: Path, count: int) -> None:
     lines = listed(["a cat"] * 8)
@@ -79,7 +79,7 @@ def test_an_interrupted_list_is_gone_on_with_and_each_line_painted_once(tmp_path
     assert work_on(tmp_path, lines).lines == lines[-1:]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_lines_that_fail_or_end_replicas_lose_no_other(tmp_path: Path) -> None:
     work = work_on(tmp_path, listed(["a cat", "fail", "a dog", "die", "a cow", f"once {tmp_path / 'file'} die"]))
     with Replicas({name: Opening() for name in ("one", "two")}, command=FAKE) as replicas:
@@ -126,7 +126,7 @@ def test_a_long_list_is_written_seldom_and_at_its_end(tmp_path: Path, monkeypatc
     assert len(json.loads(work.record.path.read_text())["lines"]) == (3990 if at > 0 else 4003)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_picture_that_cannot_be_written_ends_the_list(tmp_path: Path) -> None:
     work = work_on(tmp_path, listed(["a cat"] * 4))
 
@@ -147,7 +147,7 @@ def ends(work: Work, replicas: Replicas) -> bool:
     return not thread.is_alive()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_pictures_that_cannot_be_read_fail_their_line_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unpacked = seat.unpacked_pictures
 
@@ -165,7 +165,7 @@ def test_pictures_that_cannot_be_read_fail_their_line_alone(tmp_path: Path, monk
     assert ["cannot be read: KeyError: 'ZZZ'" in one.error for one in work.results if one.line.number == 2] == [True]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_seat_that_fails_by_a_defect_fails_its_line_and_the_list_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,7 +119,7 @@ def test_adapters_of_what_runs_by_its_parts_count(course: str, rig: str) -> None
     _equal_after(_plain(), compiled, COURSES[course])
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize(
     ("added", "step"), slow_but([(_dora, _hooked)], [(_load, _cached), (_load, _hooked), (_dora, _hooked)])
 )

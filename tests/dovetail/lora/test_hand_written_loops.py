@@ -68,7 +68,7 @@ def up_of(module: nn.Module) -> torch.Tensor:
     return module.transformer_blocks[0].attn.to_q.lora_B["one"].weight  # type: ignore[union-attr, index, no-any-return]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_steps_of_a_loop_bring_an_adapter_once(both: Any, fetched: Counter[str]) -> None:
     pipe, eager = both
     assert torch.equal(step(pipe.transformer), step(eager))
@@ -78,7 +78,7 @@ def test_steps_of_a_loop_bring_an_adapter_once(both: Any, fetched: Counter[str])
     assert not fetched
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_another_scale_in_each_step_of_a_loop_brings_no_matrix_anew(both: Any, fetched: Counter[str]) -> None:
     pipe, eager = both
     step(pipe.transformer, joint_attention_kwargs={"scale": 2.0})
@@ -128,6 +128,7 @@ def kept(module: nn.Module, number: int) -> None:
 KEPT: dict[nn.Module, torch.Tensor] = {}
 
 
+@pytest.mark.fifth
 @pytest.mark.parametrize(
     "change", [hotswapped, written, cell, replaced, in_place, put, kept], ids=lambda one: one.__name__
 )
@@ -148,6 +149,7 @@ def test_a_loop_sees_what_was_written_into_an_adapter_whichever_way(
     assert not fetched
 
 
+@pytest.mark.fifth
 def test_an_adapter_made_in_inference_mode_is_right_in_every_step() -> None:
     eager, pipe = adapted().transformer, adapted()
     for module in (eager, pipe.transformer):
@@ -163,6 +165,7 @@ def test_an_adapter_made_in_inference_mode_is_right_in_every_step() -> None:
                     up_of(module).mul_(2)
 
 
+@pytest.mark.fifth
 def test_adapters_of_an_undone_pipeline_are_ordinary_parameters() -> None:
     pipe = adapted()
     with dovetail.compile_pipeline(pipe, "sim0").dovetail:

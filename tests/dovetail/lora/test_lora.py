@@ -98,7 +98,7 @@ def test_adapters_do_what_they_do_in_eager_to_the_bit_and_exchanging_them_compil
     assert len(traced) == seen["one", "two"]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_factor_given_with_a_call_multiplies_the_scale_and_compiles_nothing(loras: Any) -> None:
     eager, call = with_loras("sd", loras)
     pipe, _, traced = compiled("sd", "sim0&sim1")
@@ -224,7 +224,7 @@ def test_a_pipeline_that_has_adapters_already_may_be_compiled(loras: Any) -> Non
         assert not torch.equal(paint(pipe, call), eager)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize(
     ("name", "backend"),
     slow_but([("flux", BACKENDS[1])], [("flux", BACKENDS[1]), ("flux", BACKENDS[2]), ("sd", BACKENDS[0])]),
@@ -245,7 +245,7 @@ def test_merging_gives_the_bits_of_eager_and_taking_out_those_of_before(name: st
     assert pipe.num_fused_loras == 0
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_is_merged_stays_when_the_pipeline_is_undone_and_when_the_adapter_is_unloaded(loras: Any) -> None:
     pipe, call, _ = compiled("flux", "sim0&sim1")
     paint(pipe, call)

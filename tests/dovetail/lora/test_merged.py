@@ -142,6 +142,7 @@ def test_what_is_merged_is_there_when_the_call_returns_and_out_again_to_the_bit(
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
+@pytest.mark.fifth
 @pytest.mark.few(2)
 @pytest.mark.parametrize("change", [in_place, through_data, replaced], ids=lambda one: one.__name__)
 def test_the_base_of_a_merge_is_what_the_module_holds(change: Callable[[Any], None], saved: Any) -> None:
@@ -156,6 +157,7 @@ def test_the_base_of_a_merge_is_what_the_module_holds(change: Callable[[Any], No
     assert torch.equal(weights(pipe)[f"{Q}.weight"], before[f"{Q}.weight"])
 
 
+@pytest.mark.fifth
 @pytest.mark.few(2)
 @pytest.mark.parametrize("change", [in_place, through_data, replaced], ids=lambda one: one.__name__)
 def test_a_change_after_a_merge_is_to_what_was_merged_and_stays_when_that_is_taken_out(
@@ -174,6 +176,7 @@ def test_a_change_after_a_merge_is_to_what_was_merged_and_stays_when_that_is_tak
     assert all(torch.equal(here[name], bare[name]) for name in bare if not name.startswith(f"{Q}."))
 
 
+@pytest.mark.fifth
 def test_what_is_merged_one_after_the_other_is_taken_out_together(saved: Any) -> None:
     pipe, eager = complete(saved), eager_of(saved)
     before = weights(pipe)
@@ -206,7 +209,7 @@ def test_a_merge_that_fails_on_the_way_leaves_nothing_merged(place: str, saved: 
     assert agree(pipe, eager)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("place", ["device", "disk"])
 def test_an_adapter_that_is_loaded_beside_merged_ones_takes_these_out_as_in_eager(place: str, saved: Any) -> None:
     """As peft does, which warns."""
@@ -244,7 +247,7 @@ def test_an_interrupt_of_a_merge_leaves_nothing_merged(saved: Any, monkeypatch: 
     assert not any(getattr(one, "merged_adapters", ()) for one in pipe.transformer.modules())
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_fuse_has_written_in_half_precision_is_what_peft_writes(saved: Any) -> None:
     eager = eager_of(saved, torch.bfloat16)
     pipe = loaded_with(dovetail.load_pipeline(saved[0], dtype=torch.bfloat16, **PLACES["device"]), saved)

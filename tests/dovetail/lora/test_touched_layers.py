@@ -116,7 +116,7 @@ def _do(change: Callable[[Any], Undo], *models: Any) -> list[Undo]:
     return undo
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(quick=5)
 @pytest.mark.parametrize(("change", "kind"), [*((one, Block) for one in CHANGES), (_class, Numpy), (_base, Numpy)])
 @torch.no_grad()
@@ -134,6 +134,7 @@ def test_what_is_done_to_a_wrapped_layer_counts_at_the_next_call_until_it_is_und
     assert torch.equal(pipe(x), before)
 
 
+@pytest.mark.fifth
 @torch.no_grad()
 def test_the_scale_of_an_adapter_on_a_layer_with_a_hook_counts() -> None:
     model, pipe, x = _pair()

@@ -67,7 +67,7 @@ CASES: list[dict[str, str]] = [
 ]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("asked", slow_but(CASES[:1], CASES))
 def test_a_mode_is_found_and_its_command_asks_for_the_same(asked: dict[str, str]) -> None:
     rig = {"rig": asked.get("rig", ROOMY)}
@@ -78,7 +78,7 @@ def test_a_mode_is_found_and_its_command_asks_for_the_same(asked: dict[str, str]
     assert again == made
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_each_mode_takes_is_told() -> None:
     _, account = account_of(rig=ROOMY, split_mode="auto")
     told, document = account.told(), account.document()
@@ -100,7 +100,7 @@ def test_what_each_mode_takes_is_told() -> None:
     assert account.seconds == pytest.approx(account.decision.solution.seconds, rel=0.01)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_without_a_mode_a_line_says_what_it_would_gain_and_nothing_changes() -> None:
     _, plain = account_of(rig=ROOMY)
     _, chosen = account_of(rig=ROOMY, split_mode="auto")
@@ -114,6 +114,7 @@ def test_without_a_mode_a_line_says_what_it_would_gain_and_nothing_changes() -> 
     assert chosen.quicker is None
 
 
+@pytest.mark.fifth
 def test_nothing_is_said_of_auto_to_who_asks_for_layers() -> None:
     _, said = account_of(rig=ROOMY, split_mode="layer")
     assert said.quicker is None

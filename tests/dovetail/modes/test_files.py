@@ -1,5 +1,7 @@
 """Weight files, where they rest, and adapters of what is split by batch or in space: near float64, in planned bytes.
 
+So are those of what groups of devices compute.
+
 `tests/dovetail/test_matrix.py` has the same of tensor and sequence split.
 """
 
@@ -84,6 +86,7 @@ class Subject:
     call: Callable[[int], dict[str, Any]]
     targets: tuple[str, ...]
     method: str = "forward"
+    devices: int = 2
 
     def run(self, module: nn.Module, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
         """What calls yield in a dtype."""
@@ -98,10 +101,15 @@ def _in(value: Any, dtype: torch.dtype) -> Any:
 
 
 ATTENTION = ("to_q", "to_v", "to_out.0")
+FLUX = (wide_flux, "transformer", "diffusion")
 SUBJECTS = {
     "flux": Subject(wide_flux, "transformer", "diffusion", "batch", of_flux, (*ATTENTION, "proj_mlp", "proj_out")),
     "unet": Subject(wide_sd, "unet", "diffusion", "batch", of_unet, (*ATTENTION, "ff.net.0.proj", "conv1")),
     "vae": Subject(wide_sd, "vae", "vae", "spatial", of_decoder, (*ATTENTION, "conv1"), "decode"),
+    "flux in groups": Subject(*FLUX, "batch+tensor", of_flux, (*ATTENTION, "proj_mlp", "proj_out"), devices=4),
+    "unet in groups": Subject(
+        wide_sd, "unet", "diffusion", "batch+sequence", of_unet, (*ATTENTION, "conv1"), devices=4
+    ),
 }
 CELLS = list(itertools.product(SUBJECTS, RESTS, FILES, LORAS, SHARES))
 QUICK = (
@@ -112,6 +120,8 @@ QUICK = (
     ("vae", "auto", "q8_0", "at_runtime", "3:2"),
     ("vae", "cpu", "safetensors", "merged", "1:1"),
     ("vae", "disk", "q4_k", "swapped", "1:1"),
+    ("flux in groups", "cpu", "q4_k", "at_runtime", "1:1"),
+    ("unet in groups", "auto", "safetensors", "merged", "3:2"),
 )
 
 ASKED = slow_but(QUICK, [*QUICK, *drawn([cell for cell in CELLS if cell not in QUICK], 8)])
@@ -195,13 +205,14 @@ def test_each_cell_agrees_with_float64_in_the_bytes_that_were_planned(
     folders: Callable[[str], Path], name: str, rest: str, kind: str, way: str, shares: str
 ) -> None:
     subject, folder = SUBJECTS[name], folders(name)
-    backend = {"te": "sim0", "diffusion": "sim0", "vae": "sim0", subject.role: "sim0&sim1"}
-    before = [sim.stats(index).in_use for index in range(2)]
+    several = "&".join(f"sim{index}" for index in range(subject.devices))
+    backend = {"te": "sim0", "diffusion": "sim0", "vae": "sim0", subject.role: several}
+    before = [sim.stats(index).in_use for index in range(subject.devices)]
     pipe = dovetail.load_pipeline(
         folder,
         backend=backend,
         split_mode={subject.role: subject.mode},
-        tensor_split={subject.role: shares},
+        tensor_split={subject.role: ":".join([shares] * (subject.devices // 2))},
         params_backend={subject.role: rest},
         weights={} if kind == "safetensors" else {subject.part: folder / f"{kind}.gguf"},
     )
@@ -226,7 +237,7 @@ def check_peaks(pipe: Any, handle: Any, subject: Subject, before: list[int]) -> 
     paint(pipe, call)
     planned = handle.plan(**call)
     gc.collect()
-    for index in range(2):
+    for index in range(subject.devices):
         sim.reset_peak(index)
     paint(pipe, call)
     peaks = {device: peak.total for device, peak in planned.peaks().items() if device.is_simulated}

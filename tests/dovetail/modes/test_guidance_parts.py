@@ -96,7 +96,7 @@ def check_overlap(clocks: list[Clocked]) -> None:
     assert clocks[2].has_waited_for(clocks[1])
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_parts_overlap_by_the_clocks_of_devices(painted: Painted, clocks: list[Clocked]) -> None:
     pipe, call, eager = painted
     assert torch.equal(paint(pipe, call).cpu(), eager)
@@ -131,6 +131,7 @@ def test_devices_with_a_part_of_guidance_each_do_almost_twice_as_much(name: str)
     assert found.off < 1e-5
 
 
+@pytest.mark.fifth
 def test_both_devices_have_the_whole_denoiser_and_are_in_the_plan(
     painted: Painted,
 ) -> None:
@@ -154,7 +155,7 @@ def test_both_devices_have_the_whole_denoiser_and_are_in_the_plan(
     assert told[1:] in pipe.dovetail.explain(**call)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_devices_are_found_whose_calls_take_turns(painted: Painted) -> None:
     _, call, _ = painted
     pipe, _ = flux()
@@ -187,6 +188,7 @@ def with_run(
     monkeypatch.setattr(Executor, "__call__", call)
 
 
+@pytest.mark.fifth
 def test_they_are_issued_at_the_same_time(painted: Painted, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe, call, eager = painted
     meeting = threading.Barrier(2, timeout=60)  # which one after the other would never pass
@@ -201,7 +203,7 @@ def test_they_are_issued_at_the_same_time(painted: Painted, monkeypatch: pytest.
     assert torch.equal(paint(pipe, call).cpu(), eager)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(2)
 @pytest.mark.parametrize("device", ["sim0", "sim1"])
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
@@ -233,6 +235,7 @@ def test_an_error_is_raised_where_the_part_is_read_and_the_next_call_is_right(
     assert [sim.stats(at).in_use for at in range(2)] == before
 
 
+@pytest.mark.fifth
 @pytest.mark.few(1)
 @pytest.mark.parametrize("device", ["sim0", "sim1"])
 def test_a_part_that_runs_out_of_memory_is_computed_once_more(
@@ -307,6 +310,7 @@ def test_without_guidance_calls_follow_each_other() -> None:
         assert not any(isinstance(one, Alternating) for one in handle.programs["transformer"])
 
 
+@pytest.mark.fifth
 def test_where_a_result_cannot_be_handed_out_calls_run_one_after_another(
     painted: Painted, clocks: list[Clocked], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,6 +349,7 @@ def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
+@pytest.mark.fifth
 def test_a_result_that_nobody_reads_is_dropped_and_its_error_is_not(
     painted: Painted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,6 +388,7 @@ def test_what_does_not_fit_whole_is_placed_by_layers_and_this_is_said(caplog: py
     assert "its calls do not take turns: each device would hold it whole" in caplog.text
 
 
+@pytest.mark.fifth
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("more", "why"),
@@ -420,7 +426,7 @@ WITHOUT_A_MODE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("name", slow_but(("by layers", "weights elsewhere", "devices left open"), WITHOUT_A_MODE))
 def test_without_a_mode_each_weight_is_on_one_device_so_that_no_calls_can_take_turns(name: str) -> None:
     _, call, _ = plain()

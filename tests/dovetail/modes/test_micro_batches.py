@@ -78,7 +78,7 @@ def test_what_runs_by_its_parts_runs_whole_and_this_is_said(caplog: pytest.LogCa
     assert torch.allclose(compiled(X).cpu(), module(X), atol=1e-6)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_plan_file_is_read_back_and_shown(tmp_path: Path) -> None:
     compiled, plan = in_parts(), tmp_path / "plan.json"
     compiled.save(plan)
@@ -105,7 +105,7 @@ def test_what_is_no_number_of_parts_is_refused(given: Any) -> None:
         dovetail.compile(stack(), (X,), backend="sim0&sim1", micro_batches=given)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_plan_says_what_is_asked_and_that_calls_of_one_picture_run_whole() -> None:
     _tell.cache_clear()  # it is said once a process
     asked = ("--backend", "diffusion=sim0&sim1,te=sim1,vae=sim0", "--micro-batches", "diffusion=2", "--steps", "1")

@@ -73,7 +73,7 @@ def test_the_command_of_what_was_found_asks_for_the_same(modes: str, rig: str) -
         assert len(program.devices) > 1 or not any(title.partition(".")[0] in one for one in split)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_picture_of_what_was_found_is_near_eager() -> None:
     made, call = flux()
     expected = paint(made, call)
@@ -95,7 +95,7 @@ def test_shares_that_are_given_say_how_many_devices_there_are() -> None:
     assert settings["--tensor-split"] == "diffusion=3:1"
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_cannot_be_split_so_says_why_and_changes_no_bit(caplog: pytest.LogCaptureFixture) -> None:
     made, call = flux()
     expected = paint(made, call)
@@ -107,7 +107,7 @@ def test_what_cannot_be_split_so_says_why_and_changes_no_bit(caplog: pytest.LogC
     assert "transformer cannot be split by batch, for the inputs are of one picture" in caplog.text
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_one_card_is_not_enough_and_this_is_said(caplog: pytest.LogCaptureFixture) -> None:
     pipe, call = flux()
     with caplog.at_level(logging.WARNING):
@@ -117,6 +117,7 @@ def test_one_card_is_not_enough_and_this_is_said(caplog: pytest.LogCaptureFixtur
     assert "there are no two devices of one kind" in caplog.text
 
 
+@pytest.mark.fifth
 @pytest.mark.few(1)
 @pytest.mark.parametrize("backend", ["sim0", "diffusion=sim0,te=sim0&sim1,vae=sim0"])
 def test_the_command_says_no_mode_of_what_is_on_one_device(backend: str) -> None:
@@ -144,7 +145,7 @@ def test_a_module_without_devices(mode: str) -> None:
     assert torch.allclose(compiled(X).cpu(), module(X), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_halves_of_guidance_find_their_devices() -> None:
     pipe, call = sd()
     made, settings = programs(pipe, {"rig": ROOMY, "split_mode": "diffusion=batch"}, call)

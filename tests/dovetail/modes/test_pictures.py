@@ -61,7 +61,7 @@ def _sims() -> None:
     sim.enable()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "mode", "shares"), slow_but(QUICK, [*QUICK, *drawn(CELLS, 6)]))
 def test_a_picture_is_near_eager_in_the_bytes_that_were_planned(name: str, mode: str, shares: str) -> None:
@@ -197,7 +197,7 @@ def test_a_device_with_little_memory_gets_its_weights_as_they_are_read(mode: str
         assert split_mode_of(program) == mode
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("name", slow_but(["sd"], PIPELINES))
 def test_a_picture_is_decoded_in_areas(name: str) -> None:
     made, call = PIPELINES[name]()

@@ -27,7 +27,7 @@ def account_of(request: dict[str, Any]) -> Account:
         dry.undo()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("mode", slow_but(["tensor"], ["tensor", "sequence"]))
 def test_mode_states_exchanges_and_busy_shares_are_told(mode: str) -> None:
     backend = {"backend": "diffusion=sim0&sim1,te=sim0,vae=sim0", "split_mode": f"diffusion={mode}"}
@@ -58,7 +58,7 @@ def test_mode_states_exchanges_and_busy_shares_are_told(mode: str) -> None:
         assert max(map(len, table_text(head, rows, right).splitlines())) <= 80
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("mode", slow_but(["layer"], ["layer", "row"]))
 def test_other_modes_have_no_such_table(mode: str) -> None:
     backend = {"backend": "diffusion=sim0&sim1,te=sim0,vae=sim0", "split_mode": f"diffusion={mode}"}

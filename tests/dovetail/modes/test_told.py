@@ -32,7 +32,7 @@ def account_of(mode: str, **options: Any) -> Account:
     return account
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(1)
 @pytest.mark.parametrize("mode", TOGETHER)
 def test_weights_rest_in_host_memory_once_for_all_devices(mode: str) -> None:
@@ -70,7 +70,7 @@ def test_a_mode_that_is_not_possible_is_not_said_to_be_as_asked() -> None:
     assert all(one.startswith("As asked: ") for one in told.values())
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["tensor", "sequence"])
 def test_each_part_is_told_with_its_mode(mode: str) -> None:

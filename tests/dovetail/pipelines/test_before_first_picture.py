@@ -93,7 +93,7 @@ def test_an_ip_adapter_loads_before_the_first_picture(rests: str | None, tmp_pat
     assert torch.equal(paint(pipe, call).cpu(), paint(eager, call))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(1)
 @pytest.mark.parametrize("rests", RESTS)
 @pytest.mark.parametrize("backend", slow_but(["sim0&sim1"], ["sim0", "diffusion=sim0,te=sim1", "sim0&sim1"]))
@@ -108,7 +108,7 @@ def test_a_pipeline_may_compute_with_a_components_own_parameters(
     assert torch.equal(embed(pipe), expected)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_an_adapter_is_added_before_the_first_picture(tmp_path: Path) -> None:
     eager, call = tiny_pipelines.flux()
     eager.save_pretrained(tmp_path)

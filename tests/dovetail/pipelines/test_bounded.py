@@ -106,7 +106,7 @@ def bounds(monkeypatch: pytest.MonkeyPatch, clean_sims: None) -> list[tuple[str,
     return found
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_call_bounds_what_the_process_holds_by_the_budgets_of_all_pipelines(
     bounds: list[tuple[str, int | None]],
 ) -> None:

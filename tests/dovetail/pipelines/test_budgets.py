@@ -55,7 +55,7 @@ def resting(pipe: Any) -> int:
     return sum(tensor.nbytes for tensor in held if tensor.device == HOST)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize(("name", "parts"), slow_but([SAMPLE], CASES))
 def test_a_pipeline_paints_the_same_picture_within_a_part_of_its_weights_and_holds_what_was_planned(
     name: str, parts: tuple[float, ...]
@@ -145,7 +145,7 @@ def test_a_call_that_comes_in_other_strides_than_were_planned_keeps_the_budget(p
     pipe.dovetail.undo()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_preparing_keeps_the_budget_though_each_component_would_fill_it() -> None:
     pipe, call = EVERY_PIPELINE["flux"]()
     budget = int(0.3 * bytes_of(pipe))

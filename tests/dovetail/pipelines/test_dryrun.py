@@ -37,7 +37,7 @@ def dry_pipeline(**request: Any) -> DryPipeline:
     return DryPipeline(pipe, {**REQUEST, **request}, origins=origins)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_is_planned_is_what_runs() -> None:
     dry = dry_pipeline()
     dry("a red circle", **CALL)
@@ -52,7 +52,7 @@ def placed(program: Any) -> str:
     return re.sub(r"(?m)^devices .*$", "", str(program))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize(
     "name", slow_but(["sd_inpaint"], ["sd_inpaint", "sd", "flux_img2img", "lumina", "svd", "wan", "sdxl_adapter"])
 )
@@ -78,7 +78,7 @@ def peaks(plan: Generation | None) -> dict[str, int]:
     return {str(device): peak.total for device, peak in plan.peaks().items()}
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_on_the_host_nothing_is_counted_that_a_call_there_does_not_count() -> None:
     request = {"rig": "cpu=4GiB", "backend": "cpu"}
     pipe, call = EVERY_PIPELINE["sd_inpaint"]()
@@ -92,7 +92,7 @@ def of_cards(device: torch.device) -> None:
         raise ValueError(f"no numbers on {device}")
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(1)
 @pytest.mark.parametrize("own", [of_cards, lambda device: torch.zeros(1, device=device).numpy()])
 def test_a_pipeline_whose_code_takes_no_simulated_device_is_planned_on_the_host(own: Any) -> None:
@@ -107,7 +107,7 @@ def test_a_pipeline_whose_code_takes_no_simulated_device_is_planned_on_the_host(
     assert dry.hook.execution_device == torch.device("cpu"), "as before the plan"
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_generator_of_a_device_of_the_rig_draws_where_the_plan_is_made() -> None:
     pipe, call = EVERY_PIPELINE["sd"]()
     dry = DryPipeline(pipe, {"rig": "sim0=1GiB,cpu=4GiB", "backend": "sim0"})
@@ -141,7 +141,7 @@ def test_another_size_is_another_plan() -> None:
     assert [name for name in dry.plans() if name.startswith("transformer")] == ["transformer", "transformer.2"]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_no_weight_is_read() -> None:
     dry = dry_pipeline(backend="cuda0&cuda1", rig="cuda0=1GiB,cuda1=1GiB")
     dry("a red circle", **CALL)

@@ -13,7 +13,7 @@ SOME = tuple(EVERY_PIPELINE)[::9]
 THIRD = len(EVERY_PIPELINE) // 3
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("name", FAST)
 def test_a_pipeline_over_two_devices_is_equal_to_eager(name: str) -> None:
     sim.enable()

@@ -49,7 +49,7 @@ def is_ordinary(module: nn.Module) -> bool:
     return not any(ours) and HOOK not in vars(module) and devices == {"cpu"}
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(1)
 @pytest.mark.parametrize("rests", slow_but([""], ["", "*=cpu", "unet=cpu"]))
 @pytest.mark.parametrize("exchange", [set_attribute, register])
@@ -79,7 +79,7 @@ def test_the_picture_is_that_of_the_new_component_and_the_old_one_is_as_it_was(
     assert torch.equal(paint(pipe, call), second)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_takes_the_place_of_nothing_is_compiled_and_what_is_taken_out_is_freed() -> None:
     pipe, call = tiny_pipelines.sd()
     expected, vae = paint(pipe, call), copy.deepcopy(pipe.vae)
@@ -109,7 +109,7 @@ def test_what_takes_the_place_of_nothing_is_compiled_and_what_is_taken_out_is_fr
         gc.enable()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_refused_exchange_changes_nothing() -> None:
     pipe, call = tiny_pipelines.sd()
     expected = paint(pipe, call)

@@ -64,7 +64,7 @@ def coder_on(part: float) -> tuple[Coder, Any]:
     return coder, dovetail.compile_pipeline(Pipe(coder), "sim0&sim1", rig=rig)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_one_part_of_a_component_occupies_is_not_offered_to_another() -> None:
     coder, pipe = coder_on(0.3)
     coder.encode(X)
@@ -73,7 +73,7 @@ def test_what_one_part_of_a_component_occupies_is_not_offered_to_another() -> No
     pipe.dovetail.undo()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_two_parts_of_a_component_that_fit_beside_each_other_both_run() -> None:
     coder, pipe = coder_on(0.55)
     with torch.no_grad():

@@ -30,7 +30,7 @@ def _ours(module: nn.Module) -> list[str]:
     return [name for one in module.modules() for name, value in vars(one).items() if isinstance(value, Replacement)]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_compiled_pipeline_is_the_pipeline_itself(tmp_path: Path) -> None:
     pipe, call = tiny_pipelines.sd()
     expected, parts, config = paint(pipe, call), pipe.components, dict(pipe.config)
@@ -132,7 +132,7 @@ def test_what_fails_while_a_pipeline_is_compiled_leaves_it_as_it_was(
     dovetail.compile_pipeline(pipe, "diffusion=sim0&sim1")
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("rests", ["disk", "cpu"])
 def test_a_component_without_data_is_converted_before_the_first_picture(rests: str, tmp_path: Path) -> None:
     plain: Any = tiny_pipelines.sd()[0]
@@ -159,7 +159,7 @@ def test_a_compiled_pipeline_is_pickled_as_it_was() -> None:
         assert torch.equal(paint(again, call), expected)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("is_painted", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_pipeline_is_converted_as_a_whole(is_painted: bool) -> None:
     (plain, call), (pipe, _) = tiny_pipelines.sd(), tiny_pipelines.sd()

@@ -36,7 +36,7 @@ def in_use() -> list[int]:
     return [sim.stats(index).in_use for index in range(4)]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.usefixtures("no_gc")
 @pytest.mark.parametrize("rests", slow_but(["cpu"], ["", "cpu"]))
 def test_undoing_and_dropping_free_the_devices_at_once(rests: str) -> None:
@@ -52,7 +52,7 @@ def test_undoing_and_dropping_free_the_devices_at_once(rests: str) -> None:
     assert in_use() == before
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.usefixtures("no_gc")
 def test_components_go_on_working_when_their_pipeline_is_gone() -> None:
     pipe, _ = tiny_pipelines.sd()
@@ -114,7 +114,7 @@ def _is_interrupted(pipe: Any, call: dict[str, Any]) -> bool:
     return False
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.usefixtures("no_gc")
 @pytest.mark.parametrize("count", [8, pytest.param(40, marks=pytest.mark.slow)])
 def test_an_interrupt_at_any_moment_leaves_nothing_staged(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_an_interrupt_at_any_moment_leaves_nothing_staged(count: int, monkeypatc
     assert torch.equal(paint(pipe, call), expected)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.usefixtures("no_gc")
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_an_error_in_a_callback_leaves_nothing_staged(error: type[BaseException]) -> None:
@@ -274,7 +274,7 @@ def _in_threads(function: Callable[[int], None], count: int) -> None:
         thread.join()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_modules_that_are_not_compiled_run_as_ever_while_another_thread_traces() -> None:
     other, x = Chain().eval(), torch.randn(3, 16)
     with torch.no_grad():

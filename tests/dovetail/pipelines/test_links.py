@@ -55,7 +55,7 @@ def test_a_module_that_lies_on_one_device_is_split_over_two(
     assert "through host memory" in caplog.text
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.usefixtures("broken_link")
 def test_a_pipeline_that_lies_on_one_device_is_split_over_two_and_comes_back() -> None:
     pipe, call = tiny_pipelines.flux()
@@ -68,7 +68,7 @@ def test_a_pipeline_that_lies_on_one_device_is_split_over_two_and_comes_back() -
     assert torch.equal(paint(pipe, call).cpu(), expected)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.usefixtures("broken_link")
 @pytest.mark.parametrize("merged", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_adapters_come_over_beside_weights_and_merged_into_them(tmp_path: Path, merged: bool) -> None:

@@ -62,7 +62,7 @@ def assert_same(loaded: Any, expected: Any) -> None:
         assert torch.equal(own[name], tensor), name
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(6, quick=3)
 @pytest.mark.parametrize("dtype", slow_but([torch.float16], [None, torch.float16, torch.bfloat16]))
 @pytest.mark.parametrize("name", ALL)
@@ -89,7 +89,7 @@ def test_a_loaded_pipeline_paints_the_picture_of_the_saved_one(name: str, tmp_pa
     assert torch.equal(paint(dovetail.load_pipeline(tmp_path, SPREAD), call).cpu(), eager)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_loading_reads_nothing_and_each_weight_goes_straight_to_its_device(flux: Path) -> None:
     _, call = tiny_pipelines.flux()
     pipe = dovetail.load_pipeline(flux, SPREAD)
@@ -110,7 +110,7 @@ def test_loading_reads_nothing_and_each_weight_goes_straight_to_its_device(flux:
     assert not any(map(has_numbers, pipe.vae.encoder.parameters()))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_where_a_pipeline_computes_is_known_before_its_first_call_and_a_component_comes_there_in_it(flux: Path) -> None:
     pipe = dovetail.load_pipeline(flux, SPREAD)
     assert pipe._execution_device == torch.device("sim", 0)

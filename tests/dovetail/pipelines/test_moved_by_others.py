@@ -46,7 +46,7 @@ def eager() -> tuple[Any, dict[str, Any], torch.Tensor]:
     return pipe, call, paint(pipe, call)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_others_do_to_move_components_is_refused_in_one_sentence(eager: Any) -> None:
     pipe, call, expected = eager
     dovetail.compile_pipeline(pipe, SPREAD)
@@ -75,7 +75,7 @@ def _dispatch(pipe: Any, **options: Any) -> None:
         )
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("put", [_no_hooks, _dispatch])
 def test_undo_works_whatever_became_of_hooks(eager: Any, put: Callable[[Any], None]) -> None:
     pipe, call, expected = eager

@@ -32,7 +32,7 @@ def both() -> tuple[list[Any], torch.Tensor, torch.Tensor, torch.Tensor]:
     return pipes, x, want, twice
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("planned", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_call_that_does_not_fit_beside_another_pipeline_is_refused_before_it_runs(both: Any, planned: bool) -> None:
     (first, second), x, want, _ = both
@@ -53,7 +53,7 @@ def test_a_call_that_does_not_fit_beside_another_pipeline_is_refused_before_it_r
     second.dovetail.undo()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_no_pipeline_holds_is_said_to_be_held_by_others(both: Any) -> None:
     (first, second), x, _, _ = both
     first(x)
@@ -64,7 +64,7 @@ def test_what_no_pipeline_holds_is_said_to_be_held_by_others(both: Any) -> None:
     del ballast
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_others_hold_of_a_device_counts_and_what_the_pipeline_itself_holds_does_not(both: Any) -> None:
     (first, _), x, want, twice = both
     assert torch.equal(first(x), want)

@@ -24,7 +24,7 @@ def _let_go() -> Iterator[None]:
     gc.collect()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(1)
 @pytest.mark.parametrize("rig", RIGS)
 @pytest.mark.parametrize("name", slow_but(["sd"], ["sd", "sdxl", "flux", "lumina2"]))

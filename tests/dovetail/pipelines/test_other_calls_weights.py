@@ -48,7 +48,7 @@ def test_a_remembered_plan_counts_what_others_have_brought() -> None:
     assert measured <= planned
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_others_have_brought_leaves_where_a_budget_is_too_small_for_both() -> None:
     budget, beside = 730_000, sim.stats(0).in_use
     pipe, call, other, begins = over(max_vram=f"sim0={budget}B")

@@ -47,7 +47,7 @@ def in_use() -> int:
     return sum(sim.stats(index).in_use for index in range(3))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("name", slow_but(FIRST, ALL))
 def test_the_compiled_picture_is_the_eager_picture_and_undoing_leaves_nothing(name: str) -> None:
     pipe, call = ALL[name]()
@@ -86,7 +86,7 @@ def test_other_kinds_of_output_are_the_same_too(output_type: str) -> None:
     assert torch.equal(torch.as_tensor(paint(pipe, call, output_type)).cpu(), torch.as_tensor(eager))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_new_size_compiles_once_more_and_a_known_one_does_not() -> None:
     pipe, call = tiny_pipelines.sd()
     larger = {**call, "height": 32}
@@ -113,7 +113,7 @@ def test_weights_live_once_whatever_the_number_of_sizes() -> None:
         assert placed + held(pipe, "cpu") == total == held(pipe)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("name", ["flux", pytest.param("qwen", marks=SLOW)])
 def test_a_pipeline_that_nobody_holds_leaves_nothing_on_its_devices(name: str) -> None:
     def paint_and_forget() -> None:
@@ -148,6 +148,7 @@ def test_encoding_after_decoding_places_what_was_left() -> None:
     assert {weight.device.type for weight in pipe.vae.parameters()} == {"sim"}
 
 
+@pytest.mark.fifth
 def test_the_pipeline_and_its_components_say_where_they_are() -> None:
     pipe, call = tiny_pipelines.flux()
     dovetail.compile_pipeline(pipe, SPREAD)
@@ -227,7 +228,7 @@ def test_another_pipeline_may_use_the_compiled_components() -> None:
         assert len(pipe.dovetail.programs["vae"]) == 2
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("name", slow_but(["flux"], ["flux", "sdxl"]))
 def test_a_pipeline_spread_over_devices_saves_what_it_was(name: str, tmp_path: Any) -> None:
     pipe, call = PIPELINES[name]()
@@ -328,7 +329,7 @@ def test_inference_results_may_be_written_by_the_pipeline() -> None:
     assert not sample.is_inference()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_component_that_was_converted_runs_in_its_new_dtype() -> None:
     pipe, _ = tiny_pipelines.sd()
     latents = torch.randn(1, 4, 8, 8)
@@ -398,7 +399,7 @@ def _moody() -> Any:
     return pipe, call
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_cannot_be_traced_is_compiled_by_its_parts_on_one_device_too(caplog: pytest.LogCaptureFixture) -> None:
     pipe, call = _moody()
     eager = paint(pipe, call)
@@ -412,7 +413,7 @@ def test_what_cannot_be_traced_is_compiled_by_its_parts_on_one_device_too(caplog
     assert "cross" not in said[0]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_cannot_be_traced_is_split_by_its_parts_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     pipe, call = _moody()
     eager = paint(pipe, call)

@@ -58,7 +58,7 @@ def test_the_line_of_a_page_paints(planned: Any) -> None:
     assert "dovetail generate 'a cat' --model MODEL_FOLDER --backend" in pipe.dovetail.show(**call)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_device_that_gets_nothing_is_said_alike(caplog: pytest.LogCaptureFixture) -> None:
     pipe, call = tiny_pipelines.flux()
     dovetail.compile_pipeline(pipe, backend=IDLE)

@@ -135,7 +135,7 @@ def test_the_text_encoders_are_gone_before_sampling_starts(
     assert next(nbytes for name, nbytes in seen if name == "T5EncoderModel") > weights // 2
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_one_phase_sends_weights_once_whatever_the_number_of_steps() -> None:
     pipe, call = tiny_pipelines.flux()
     dovetail.compile_pipeline(pipe, APART, params_backend="diffusion=cpu")
@@ -190,7 +190,7 @@ def test_an_error_in_the_middle_of_a_picture_leaves_nothing() -> None:
     assert torch.equal(paint(pipe, call).cpu(), eager)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_is_offered_to_a_component_counts_one_phase_of_the_staged_ones() -> None:
     pipe, _ = tiny_pipelines.flux()
     sizes = {name: sum(p.nbytes for p in part.parameters()) for name, part in pipe.components.items()

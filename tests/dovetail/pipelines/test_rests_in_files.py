@@ -14,7 +14,7 @@ from testbed.pipelines import tiny_pipelines
 from testbed.pipelines.tiny_pipelines import paint
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("backend", ["cpu", pytest.param(None, marks=pytest.mark.slow)])
 def test_the_picture_is_the_same_and_all_that_was_read_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str | None
@@ -45,7 +45,7 @@ def test_the_picture_is_the_same_and_all_that_was_read_leaves(
     assert torch.equal(paint(loaded, call), expected)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_weights_in_no_file_stay_where_they_are() -> None:
     pipe, call = tiny_pipelines.sd()
     expected = paint(pipe, call)

@@ -101,7 +101,7 @@ def compiled(source: Path, **options: Any) -> Any:
     return dovetail.load_pipeline(source, SPREAD, **options)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize(
     "script",
     slow_but(
@@ -119,7 +119,7 @@ def test_a_script_of_diffusers_paints_the_same_with_one_line_changed(
         assert torch.equal(one.cpu(), other)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("device", ["sim", "sim:0"])
 def test_a_script_for_a_device_is_rehearsed_on_a_simulated_one_by_a_change_of_the_word(
     device: str, folder: Path

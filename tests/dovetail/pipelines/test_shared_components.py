@@ -128,7 +128,7 @@ def test_threads_over_two_pipelines_that_share_components_take_turns(base: Any) 
     assert found == [True] * 6
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_pipeline_that_gets_another_component_is_no_longer_one_of_the_compiled(base: Any) -> None:
     pipe, call, expected, _ = base
     refiner, refined = _refiner(base)
@@ -144,7 +144,7 @@ def test_a_pipeline_that_gets_another_component_is_no_longer_one_of_the_compiled
     pipe.dovetail.undo()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_pipeline_made_of_one_whose_own_leader_is_gone_is_compiled_too(base: Any) -> None:
     pipe, call, expected, expected_other = base
     first = diffusers.StableDiffusionPipeline(**pipe.components)
@@ -162,6 +162,7 @@ def test_a_pipeline_made_of_one_whose_own_leader_is_gone_is_compiled_too(base: A
     assert torch.equal(_pictured(pipe, call), expected)
 
 
+@pytest.mark.fifth
 @pytest.mark.parametrize("first", ["made of it", "compiled"])
 def test_the_scheduler_of_a_pipeline_that_is_undone_before_the_one_it_was_made_of_comes_home(first: str) -> None:
     torch.manual_seed(0)

@@ -59,7 +59,7 @@ def test_every_component_is_read_from_the_file_when_it_is_needed(sd: Any) -> Non
     assert torch.equal(paint(pipe, call).cpu(), expected)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_it_takes_the_arguments_of_the_other_two(sd: Any) -> None:
     file, folder, expected, call = sd
     vae = tiny_pipelines.sd()[0].vae
@@ -72,7 +72,7 @@ def test_it_takes_the_arguments_of_the_other_two(sd: Any) -> None:
         dovetail.load_single_file(file, config=folder, vaee=None)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_the_file_lacks_is_the_folders_and_else_must_be_given(
     sd: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -38,7 +38,7 @@ def compared(made: Any, sizes: dict[int, str], **options: Any) -> dict[str, str]
     return rests
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_single_device_time_shares_weights_that_do_not_fit_together(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         rests = compared(tiny_pipelines.flux, {0: "420KiB"}, backend="sim0")
@@ -47,7 +47,7 @@ def test_a_single_device_time_shares_weights_that_do_not_fit_together(caplog: py
     assert all(f"{name}=cpu" in told for name, place in rests.items() if place == "cpu")
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_fits_stays_where_it_runs_and_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         rests = compared(tiny_pipelines.flux, {0: "64MiB"}, backend="sim0")
@@ -55,7 +55,7 @@ def test_what_fits_stays_where_it_runs_and_nothing_is_said(caplog: pytest.LogCap
     assert not [one for one in caplog.records if "--params-backend" in one.getMessage()]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_weights_that_were_told_to_stay_are_refused_where_they_do_not_fit() -> None:
     pipe, call = tiny_pipelines.flux()
     dovetail.compile_pipeline(pipe, rig="sim0=420KiB,cpu=1GiB", backend="sim0", params_backend="sim0")
@@ -64,7 +64,7 @@ def test_weights_that_were_told_to_stay_are_refused_where_they_do_not_fit() -> N
     pipe.dovetail.undo()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_without_auto_fit_nothing_is_searched_and_what_does_not_fit_is_refused_with_ways_out() -> None:
     pipe, call = tiny_pipelines.flux()
     dovetail.compile_pipeline(pipe, rig="sim0=420KiB,cpu=1GiB", auto_fit=False)
@@ -76,7 +76,7 @@ def test_without_auto_fit_nothing_is_searched_and_what_does_not_fit_is_refused_w
     pipe.dovetail.undo()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(1)
 @pytest.mark.parametrize("shares", [None, "diffusion=64:36"])
 def test_an_encoder_is_brought_to_a_device_that_a_part_of_the_denoiser_shares(shares: str | None) -> None:
@@ -86,7 +86,7 @@ def test_an_encoder_is_brought_to_a_device_that_a_part_of_the_denoiser_shares(sh
     assert rests["text_encoder_2"] == "cpu"
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_fits_with_weights_in_host_memory_and_small_stages_fits_untold(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         rests = compared(tiny_pipelines.flux, {0: "110KiB"}, backend="sim0")

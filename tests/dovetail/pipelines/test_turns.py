@@ -43,7 +43,7 @@ def in_thread(work: Callable[[], Any]) -> threading.Thread:
     return thread
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_each_of_several_threads_gets_the_picture_of_its_own_call(compiled: Any) -> None:
     pipe, call, expected = compiled
     found: list[Any] = []
@@ -61,6 +61,7 @@ def test_each_of_several_threads_gets_the_picture_of_its_own_call(compiled: Any)
     assert found == [True] * 9
 
 
+@pytest.mark.fifth
 def test_a_callback_may_call_the_components_of_its_own_pipeline(compiled: Any) -> None:
     pipe, call, expected = compiled
     previews: list[torch.Size] = []
@@ -143,7 +144,7 @@ def test_an_interrupt_while_components_are_lent_gives_them_back(compiled: Any) -
     assert hooks == {compiled[0].dovetail.hook}
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_call_that_waits_while_its_pipeline_is_undone_is_answered_by_what_comes_then() -> None:
     pipe, call = tiny_pipelines.sd()
     expected, found = painted(pipe, call, 0), list[Any]()

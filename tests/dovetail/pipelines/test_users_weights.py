@@ -65,7 +65,7 @@ def _fused(pipe: Any) -> None:
 CHANGES = [_inversion, _weights, _replaced, _rounded, _fused]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(2, quick=1)
 @pytest.mark.parametrize("change", slow_but((_inversion, _weights), CHANGES))
 @pytest.mark.parametrize(("rests", "after"), [(None, False), ("disk", True)])
@@ -119,7 +119,7 @@ def test_a_loaded_pipeline_is_read_without_making_data(folder: Path) -> None:
     assert pipe.unet.device == torch.device("cpu")
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("devices", "rests", "kind"),
@@ -142,7 +142,7 @@ def test_an_optimizer_that_was_made_before_the_first_picture_trains_what_is_pain
     assert all(torch.equal(one, other.cpu()) for one, other in zip(found[:2], found[2:], strict=True))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_weights_that_are_given_other_strides_or_numbers_all_at_once_are_the_same_objects(folder: Path) -> None:
     eager = diffusers.StableDiffusionPipeline.from_pretrained(folder)
     pipe = dovetail.load_pipeline(folder, "sim0")
@@ -156,7 +156,7 @@ def test_weights_that_are_given_other_strides_or_numbers_all_at_once_are_the_sam
     assert torch.equal(*pictures)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_weight_that_was_given_other_data_and_saved_is_painted_with(folder: Path, tmp_path: Path) -> None:
     eager = diffusers.StableDiffusionPipeline.from_pretrained(folder)
     pipe = dovetail.load_pipeline(folder, "sim0")
@@ -167,7 +167,7 @@ def test_a_weight_that_was_given_other_data_and_saved_is_painted_with(folder: Pa
     assert torch.equal(paint(pipe, sd()[1]).cpu(), paint(eager, sd()[1]))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_component_that_rests_on_disk_and_was_called_is_converted_from_the_next_call_on(folder: Path) -> None:
     """Its inputs are numbers of words, in which nothing shows that it computes in another dtype now."""
     eager: Any = diffusers.DiffusionPipeline.from_pretrained(folder)
@@ -180,7 +180,7 @@ def test_a_component_that_rests_on_disk_and_was_called_is_converted_from_the_nex
             assert torch.equal(pipe.text_encoder(ids)[0].cpu(), eager.text_encoder(ids)[0])
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize(("devices", "rests", "split"), slow_but(
     (("sim0&sim1", None, "layer"),),
     [("sim0&sim1", None, "layer"), ("sim0&sim1", None, "row"), ("sim0", "cpu", "layer"), ("cpu", None, "layer")],
@@ -209,7 +209,7 @@ def test_an_optimizer_that_was_made_before_compiling_trains_the_module_after_und
     assert [id(one) for one in pipe.unet.parameters()] == [id(one) for one in before[1][2].param_groups[0]["params"]]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_weight_of_one_loaded_pipeline_that_is_put_into_another_is_one_of_both_after_undo(folder: Path) -> None:
     eager = diffusers.StableDiffusionPipeline.from_pretrained(folder)
     pipes = [dovetail.load_pipeline(folder, "sim0"), dovetail.load_pipeline(folder, "sim1", params_backend="disk")]

@@ -113,7 +113,7 @@ def planned(model: Model, x: Tensor, **asked: Any) -> Any:
     return dry.account(plan)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(2)
 @pytest.mark.parametrize("asked", [{"rig": "cuda0=1GiB,cpu=4GiB"}, {"rig": "cuda0=1GiB,cuda1=1GiB"}, *RIGS])
 def test_all_of_a_component_that_runs_by_its_parts_is_in_the_plan(asked: dict[str, str]) -> None:
@@ -132,7 +132,7 @@ def test_all_of_a_component_that_runs_by_its_parts_is_in_the_plan(asked: dict[st
     assert (facts["class"], facts["programs"], facts["calls"]) == ("Model", 10, STEPS)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(4, quick=2)
 @pytest.mark.parametrize("kind", [Numpy, Experts, Attending, Reading])
 @pytest.mark.parametrize("asked", RIGS)
@@ -173,7 +173,7 @@ class Keeping(Steps):
         return x
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_a_later_call_computes_behind_its_last_part_is_planned() -> None:
     model, x = made(cls=Tail)
     pipe = Keeping(model)
@@ -186,7 +186,7 @@ def test_what_a_later_call_computes_behind_its_last_part_is_planned() -> None:
     pipe.dovetail.undo()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "asked",
@@ -217,7 +217,7 @@ class Tabled(Numpy):
         return super().forward(x) * self.table
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_where_parameters_rest_is_said_of_parameters_alone() -> None:
     model, x = made(Tabled)
     account = planned(model, x, rig="cuda0=1GiB,cpu=4GiB", backend="cuda0", params_backend="cpu")
@@ -234,7 +234,7 @@ def test_what_has_nothing_but_tables_lacks_no_files() -> None:
     assert ModuleView(nn.Linear(4, 4, device="meta")).lacks_files
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_that_parts_are_computed_on_the_host_is_said_in_one_line() -> None:
     model, x = made()
     account = planned(model, x, rig="cuda0=1GiB,cpu=4GiB", backend="cuda0&cpu", tensor_split="1,1")
@@ -242,13 +242,13 @@ def test_that_parts_are_computed_on_the_host_is_said_in_one_line() -> None:
     assert "4 of 10 parts of unet are computed on cpu" in warning
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_a_call_leaves_in_its_module_decides_which_parts_the_next_one_calls_in_a_plan_too() -> None:
     account = planned(*made(cls=Turning), rig="cuda0=1GiB,cpu=4GiB")
     assert {one.call.title: one.call.times for one in account.parts} == {"unet.first": 2, "unet.last": 2}
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_parts_that_are_alike_are_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     traced: list[str] = []
     trace = alike.trace
@@ -277,7 +277,7 @@ def test_parts_whose_lengths_numbers_decide_share_a_program_of_open_sizes() -> N
     assert any(one.program.symbols for call in experts for one in call.programs.values())
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("rig", ["cuda0=1GiB,cuda1=1GiB", "sim0=1GiB,sim1=1GiB"])
 def test_a_module_without_weights_is_compiled_by_its_parts(rig: str) -> None:
     model, x = made()

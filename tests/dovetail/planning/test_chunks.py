@@ -67,7 +67,7 @@ def wide(**asked: Any) -> CompiledModule:
 RIG = "sim0=1GiB,sim1=1GiB,cpu=1GiB"
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(1)
 @pytest.mark.parametrize("backend", ["sim0", "sim0&sim1", None])
 def test_a_module_that_a_budget_does_not_hold_otherwise_is_held_in_the_chunks_that_its_refusal_names(

@@ -42,7 +42,7 @@ def test_a_plan_needs_no_weights(name: str, params_backend: str | None, tmp_path
     assert any(name.startswith("vae") for name in dry.plans())
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_lacks_its_files_is_said_with_its_bytes(tmp_path: Path) -> None:
     pipe, call = tiny_pipelines.flux()
     pipe.save_pretrained(tmp_path)
@@ -65,7 +65,7 @@ SMALL = [
 """Rigs on which a tiny pipeline has to stream, from disk too, and one that is too small."""
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("requests", [[REQUEST], pytest.param([{"rig": rig} for rig in SMALL], marks=pytest.mark.slow)])
 def test_a_plan_without_weights_is_that_with_weights(requests: list[dict[str, str]], tmp_path: Path) -> None:
     pipe, call = tiny_pipelines.flux()

@@ -57,7 +57,7 @@ def _picture(pipe: Any, call: dict[str, Any]) -> torch.Tensor:
     return torch.as_tensor(pipe(**{**call, "generator": torch.Generator().manual_seed(1)})[0]).cpu()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_plan_does_not_count_as_a_call_for_objects_of_the_user() -> None:
     eager, call = _counting()
     pipe, _ = _counting()
@@ -69,7 +69,7 @@ def test_a_plan_does_not_count_as_a_call_for_objects_of_the_user() -> None:
     assert pipe.state.calls == float(pipe.total) == float(pipe.state.seen[0]) == 2
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_call_is_not_planned_where_an_object_of_the_user_cannot_be_copied(caplog: pytest.LogCaptureFixture) -> None:
     eager, call = _counting()
     pipe, _ = _counting()

@@ -117,7 +117,7 @@ def test_a_refusal_is_told_before_what_fits_is_looked_for(monkeypatch: pytest.Mo
     pipe.dovetail.undo()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_devices_are_decided_though_the_dry_run_meets_no_call() -> None:
     """The first component has no room on the first device, where all would be without a search."""
     pipe, call = tiny_pipelines.sd()

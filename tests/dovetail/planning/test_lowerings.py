@@ -55,7 +55,7 @@ def given_to_passes(draw: st.DrawFn) -> dict[str, object]:
     }
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @given(st.lists(given_to_passes(), min_size=2, max_size=4))
 def test_what_is_kept_is_what_passes_would_make_now(attempts: list[dict[str, object]]) -> None:
     known = Lowerings()

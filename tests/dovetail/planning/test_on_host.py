@@ -35,7 +35,7 @@ def account(backend: str | None, rig: str = "cuda0=64MiB,cpu=1GiB") -> Account:
     return dry.account(generation)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_blocks_that_were_put_on_the_host_are_warned_of_with_a_line_that_was_searched() -> None:
     """The decoder was left open, so that a search was made, which knows the way out."""
     told = account("diffusion=cuda0&cpu,te=cuda0")
@@ -48,20 +48,20 @@ def test_blocks_that_were_put_on_the_host_are_warned_of_with_a_line_that_was_sea
     assert told.document()["warnings"] == [warning]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_where_nothing_was_searched_it_says_what_to_leave_out() -> None:
     (warning,) = account("diffusion=cuda0&cpu,te=cuda0,vae=cuda0").warnings
     assert "leave transformer out of --backend to have a placement searched" in warning
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("backend", "rig"), [("te=cpu", "cuda0=64MiB,cpu=1GiB"), ("cpu", "cpu=1GiB")])
 def test_encoders_on_the_host_and_a_machine_of_a_host_alone_are_not_warned_of(backend: str, rig: str) -> None:
     assert not account(backend, rig).warnings
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_the_warning_stands_above_the_tables() -> None:
     said = (
         "plan",

@@ -73,7 +73,7 @@ def test_a_vae_that_does_not_fit_is_refused_before_a_step(tmp_path: Path, monkey
     assert (steps, len(fetched)) == ([], before)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("name", slow_but(["sd"], tiny_pipelines.PIPELINES))
 def test_the_picture_is_the_same_with_the_plan_first(name: str, tmp_path: Path) -> None:
     pipe, call = tiny_pipelines.PIPELINES[name]()
@@ -88,7 +88,7 @@ def test_the_picture_is_the_same_with_the_plan_first(name: str, tmp_path: Path) 
         assert torch.equal(torch.rand(1), first)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("name", slow_but(["sd"], FORESEEN))
 def test_nothing_is_traced_or_lowered_twice(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, call = saved(name, tmp_path)
@@ -109,7 +109,7 @@ def test_nothing_is_traced_or_lowered_twice(name: str, tmp_path: Path, monkeypat
     assert {id(one) for some in pipe.dovetail.programs.values() for one in some} == programs
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_plan_leaves_no_trace_in_the_pipeline(tmp_path: Path) -> None:
     folder, call = saved("sd", tmp_path)
     pipe = dovetail.load_pipeline(folder, SPREAD, rig="sim0=1GiB,sim1=1GiB,cpu=8GiB")
@@ -145,7 +145,7 @@ def test_prepare_plans_and_brings_weights(tmp_path: Path, monkeypatch: pytest.Mo
     assert fetched == []
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(1)
 @pytest.mark.parametrize("where", ["_settle", "_known_of"])
 def test_an_interrupt_after_lowering_leaves_nothing_of_the_plan(monkeypatch: pytest.MonkeyPatch, where: str) -> None:

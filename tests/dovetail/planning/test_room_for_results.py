@@ -79,7 +79,7 @@ def on_device(plan: Generation) -> int:
     return peak
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_results_that_come_from_the_host_are_planned_as_they_are_measured() -> None:
     pipe = pipeline()
     dovetail.compile_pipeline(pipe, "te=cpu,sim0", rig=TWICE)
@@ -97,7 +97,7 @@ def test_results_that_come_from_the_host_are_planned_as_they_are_measured() -> N
     pipe.dovetail.undo()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_call_whose_results_do_not_fit_is_refused_before_anything_is_computed() -> None:
     pipe = pipeline()
     dovetail.compile_pipeline(pipe, "te=cpu,sim0", rig=HALF)
@@ -125,6 +125,7 @@ def test_devices_that_are_found_have_room_for_them() -> None:
     pipe.dovetail.undo()
 
 
+@pytest.mark.fifth
 @pytest.mark.parametrize("backend", [None, "sim0", "te=cpu,sim0"])
 def test_a_plan_itself_holds_no_more_than_the_budget(backend: str | None) -> None:
     pipe = pipeline()

@@ -53,7 +53,7 @@ def test_a_mac_of_less_memory_than_the_weights_gets_a_plan_on_its_gpu_with_all_t
     assert 12 * MIB < sum(told["peak_bytes"].values()) <= 15 * MIB
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_the_memory_beside_an_integrated_gpu_may_be_larger_than_its_own() -> None:
     """Weights rest in the whole of the host's memory, of which the integrated GPU may use a part."""
     told = account("xpu0=8MiB@iGPU,cuda0=24MiB@RTX 3070,cpu=1GiB", backend="cuda0", params_backend="cpu")
@@ -69,7 +69,7 @@ def test_whose_memory_the_hosts_is_is_said_where_a_rig_does_not(rig: str, is_sai
     assert any("so that of this machine counts" in note for note in account(rig).notes) == is_said
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_data_say_all_places_in_which_weights_rest() -> None:
     places = "diffusion=device:4MiB&cpu,text_encoder_2=cpu:1MiB&disk,text_encoder=cpu"
     words = ["--rig", "cuda0=1GiB,cpu=4GiB", "--backend", "cuda0", "--params-backend", places]

@@ -27,7 +27,7 @@ def test_programs_of_one_component_are_told_apart() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_component_that_is_called_in_two_ways_stands_twice_in_the_table() -> None:
     pipe, call = tiny_pipelines.flux()
     dry = DryPipeline(pipe, {"rig": "sim0=4GiB,cpu=4GiB", "backend": "sim0"})
@@ -42,7 +42,7 @@ def test_a_component_that_is_called_in_two_ways_stands_twice_in_the_table() -> N
     ]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("options", "told"),
@@ -64,7 +64,7 @@ def test_what_is_neither_reserved_nor_to_be_used_of_a_device_is_said(options: di
     assert [line for line in account.remarks() if "kept back" in line] == told
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_weights_that_rest_in_two_places_are_told_with_the_bytes_of_both() -> None:
     pipe, call = tiny_pipelines.flux()
     places = "diffusion=device:64KiB&cpu,te=cpu"

@@ -145,7 +145,7 @@ def test_tiling_that_is_off_refuses() -> None:
     pipe.dovetail.undo()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_tiles_by_hand_are_taken_and_undone() -> None:
     pipe, call = sd(64)
     before = settings(pipe.vae)
@@ -171,7 +171,7 @@ def test_tiles_of_a_video_keep_the_proportion_of_their_strides() -> None:
     assert vae.use_framewise_decoding
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_vae_of_one_size_takes_square_tiles() -> None:
     vae = diffusers.AutoencoderKL(block_out_channels=(8, 8), norm_num_groups=4, latent_channels=4, sample_size=64)
     tile_vae(vae, Tile(48, 64))

@@ -34,7 +34,7 @@ def test_those_that_come_one_after_the_other_have_phases_of_their_own() -> None:
     assert turns_of("acab", sampling) == {"b": "sampling 2"}
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_two_experts_use_one_card_in_turn() -> None:
     pipe, call = experts(0.9)
     expected = pipe(**call, generator=torch.Generator().manual_seed(0)).frames

@@ -38,7 +38,7 @@ def half() -> Account:
     return planned({"backend": "cuda0", "rig": "cuda0=1GiB@RTX 2080 Ti,cpu=4GiB"}, torch.bfloat16)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_bfloat16_on_a_card_without_it_is_warned_of_with_both_times(half: Account) -> None:
     (told,) = with_speeds(half, OLD).warnings
     assert told.startswith("cuda0 (an old card): no units for bfloat16, which is computed as float32 there: ")
@@ -46,6 +46,7 @@ def test_bfloat16_on_a_card_without_it_is_warned_of_with_both_times(half: Accoun
     assert told.count("–") == 2, "both times are ranges"
 
 
+@pytest.mark.fifth
 def test_a_warning_stands_first_in_text_sentences_and_json(half: Account) -> None:
     account = with_speeds(half, OLD)
     (told,) = account.warnings
@@ -54,7 +55,7 @@ def test_a_warning_stands_first_in_text_sentences_and_json(half: Account) -> Non
     assert account.document()["warnings"] == [told]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_card_with_bfloat16_or_a_pipeline_without_is_not_warned_of(half: Account) -> None:
     assert not with_speeds(half, NEW).warnings
     single = planned({"backend": "cuda0", "rig": "cuda0=1GiB,cpu=4GiB"}, torch.float32)

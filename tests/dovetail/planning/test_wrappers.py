@@ -171,7 +171,7 @@ def _picture(pipe: Any, seed: int, **call: Any) -> torch.Tensor:
     return torch.as_tensor(found).cpu()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(4, quick=2)
 @pytest.mark.parametrize("wrap", WRAPS, ids=lambda one: one.__name__.strip("_"))
 def test_what_a_wrapper_counts_is_what_was_called(wrap: Callable[[Any], Callable[[], int]]) -> None:

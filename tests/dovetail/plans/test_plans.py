@@ -59,7 +59,7 @@ def homes(pipe: Any) -> dict[str, dict[str, str]]:
     }
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_pipeline_runs_by_plans_without_tracing(folder: Path, plans: Path, traced: list[str]) -> None:
     wanted = dovetail.load_pipeline(folder, BACKEND, tensor_split="3,1")
     picture = painted(wanted)
@@ -72,7 +72,7 @@ def test_a_pipeline_runs_by_plans_without_tracing(folder: Path, plans: Path, tra
     assert {str(device) for one in pipe.dovetail.components.values() for device in one.devices} == {"sim0", "sim1"}
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_dry_run_says_what_runs_by_the_plans(folder: Path, plans: Path, traced: list[str]) -> None:
     words = ("generate", "a picture", "--model", str(folder), "--plans", str(plans), "--size", "16", "--steps", "2")
     plan = json.loads(done(*words, "--dry-run", "--json"))
@@ -104,7 +104,7 @@ def test_a_call_of_another_size_is_said_and_placed_anew(
     assert "in transformer.json img_ids is float32[16, 3], and here float32[64, 3]: it is placed again" in caplog.text
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_other_devices_than_those_of_the_plan_are_said(
     folder: Path, plans: Path, traced: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -141,7 +141,7 @@ def test_a_folder_without_plans_is_an_error(folder: Path, tmp_path: Path) -> Non
             dovetail.load_pipeline(folder, plans=place)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_damaged_plan_is_an_error_and_a_damaged_trace_is_said(
     folder: Path, plans: Path, tmp_path: Path, traced: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -170,7 +170,7 @@ def test_generate_takes_plans(folder: Path, plans: Path, traced: list[str], tmp_
     assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_plans_of_what_the_host_computes_are_used_though_weights_rest_in_their_files(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -183,7 +183,7 @@ def test_plans_of_what_the_host_computes_are_used_though_weights_rest_in_their_f
     assert set(kept.values()) == {Residency.DEVICE}
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_plans_of_parts_place_each_on_its_device(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Each of them has one device, and all together the devices of the component."""
     cached = ("--cache", "first_block:0.12")

@@ -50,7 +50,7 @@ def compiled(model: Any, call: dict[str, Any], **options: Any) -> Any:
     return dovetail.compile(model, (), call, weights=demo.folder() / "transformer", quant="f8", **options)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_the_bits_are_those_of_layerwise_casting_split_and_streamed(dtype: torch.dtype) -> None:
@@ -69,7 +69,7 @@ def test_the_bits_are_those_of_layerwise_casting_split_and_streamed(dtype: torch
         assert torch.equal(found.cpu(), expected), options
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_each_weight_counts_one_byte() -> None:
     model = transformer()
     made = compiled(model, call_of(model, torch.bfloat16), backend="sim0&sim1")
@@ -78,7 +78,7 @@ def test_each_weight_counts_one_byte() -> None:
     assert all(one.nbytes == math.prod(one.shape) for name, one in made.program.weights.items() if name in cast)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @torch.no_grad()
 def test_rows_of_them_are_split_over_devices() -> None:
     model = transformer(torch.float32)
@@ -112,7 +112,7 @@ def test_encoders_are_cast_as_their_function_does() -> None:
     assert torch.equal(pipe.text_encoder(ids).last_hidden_state, expected)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_picture_of_two_devices_is_that_of_casting() -> None:
     eager = diffusers.FluxPipeline.from_pretrained(demo.folder(), torch_dtype=torch.float32)
     eager.set_progress_bar_config(disable=True)

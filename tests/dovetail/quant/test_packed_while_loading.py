@@ -69,7 +69,7 @@ def copied(tmp_path: Path) -> Path:
     return Path(shutil.copytree(demo.folder(), tmp_path / "model"))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("quant", ["q8_0", "q4_k"])
 def test_what_is_packed_while_loading_is_what_convert_packs(quant: str, tmp_path: Path) -> None:
     file = tmp_path / "whole.gguf"
@@ -117,7 +117,7 @@ def test_kept_data_that_was_overwritten_is_seen_and_packed_anew(
     assert (len(packs), file.read_bytes()) == (2 * count, whole)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_kept_file_of_another_type_under_the_same_key_is_packed_anew(cache: Path, packs: list[str]) -> None:
     first, count = numbers(loaded()), len(packs)
     file, known = ({one.suffix: one for one in (cache / "weights").iterdir()}[end] for end in (".gguf", ".known"))
@@ -142,7 +142,7 @@ def _no_folder(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     cache.write_text("")
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize(
     ("broken", "why"), [(_full, "0 B free"), (_off, "DOVETAIL_CACHE switches"), (_no_folder, "cache")]
 )
@@ -280,7 +280,7 @@ def test_the_cache_command_lists_and_removes_packed_weights(cache: Path) -> None
     assert not list((cache / "weights").glob("*.gguf"))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_clearing_the_cache_takes_nothing_from_who_has_loaded(cache: Path) -> None:
     def painted(clears: bool) -> Any:
         pipe = loaded("transformer=q8_0,te=f8", dtype=torch.bfloat16)
@@ -308,7 +308,7 @@ def test_one_module_is_packed_out_of_its_files_alone(packs: list[str]) -> None:
         dovetail.compile(layer, (x,), quant="q8_0")
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_the_command_line_packs_what_it_is_told_to(packs: list[str], tmp_path: Path) -> None:
     words = ["generate", "a red circle", "--steps", "1", "--backend", "cpu", "--quant", "transformer=q8_0,te=f8"]
     done = CliRunner().invoke(app, [*words, "-o", str(tmp_path / "out.png")])

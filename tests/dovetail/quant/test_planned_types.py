@@ -52,7 +52,7 @@ def said_of(told: Any, words: str) -> list[str]:
     return [note for note in told.notes if words in note]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_plan_that_streams_names_the_types_that_would_not_and_does_so_at_once(folder: Path) -> None:
     told = account(folder, backend="diffusion=cuda0")
     assert streamed(told) > 0

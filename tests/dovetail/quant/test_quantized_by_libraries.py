@@ -36,7 +36,7 @@ def painted(pipe: Any) -> torch.Tensor:
     return found.cpu()
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("kind", ["Int8WeightOnlyConfig", "Float8WeightOnlyConfig"])
 def test_torchao_quantizes_while_loading_and_the_picture_is_that_of_eager_streamed_and_after_undo(kind: str) -> None:
     eager = diffusers.FluxPipeline.from_pretrained(

@@ -62,7 +62,7 @@ def test_a_component_that_runs_out_goes_on_block_by_block(
     assert torch.equal(paint(pipe, call).cpu(), expected)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_vae_that_runs_out_decodes_in_tiles(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -78,7 +78,7 @@ def test_a_vae_that_runs_out_decodes_in_tiles(
     assert not pipe.vae.use_tiling
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_latents_survive_a_decode_that_fails_and_give_the_same_picture(tmp_path: Path) -> None:
     pipe, call = sd()
     expected = paint(pipe, call)
@@ -103,7 +103,7 @@ def test_latents_survive_a_decode_that_fails_and_give_the_same_picture(tmp_path:
         pipe.dovetail.go_on(read.tensors, **{**call, "height": 64})
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_a_loop_written_by_hand_decodes_is_let_go_of() -> None:
     pipe, _ = sd()
     dovetail.compile_pipeline(pipe, SPREAD, rig="sim0=64MiB,sim1=64MiB,cpu=8GiB")
@@ -118,7 +118,7 @@ def test_what_a_loop_written_by_hand_decodes_is_let_go_of() -> None:
     assert pipe.dovetail.latents == {}
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_file_that_holds_no_latents_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(b"nothing")
     with pytest.raises(UsageError, match="cannot read latents"):

@@ -70,7 +70,7 @@ def test_memory_that_runs_out_at_a_request_is_recovered_or_ends_with_one_error(s
             raise AssertionError(f"memory ran out at request {at} of {swept.whole}") from error
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("step", STEPS)
 def test_memory_that_runs_out_for_a_weight_is_asked_for_again_or_ends_with_one_error(step: int, swept: Swept) -> None:
     swept.restore()

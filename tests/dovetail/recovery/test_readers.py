@@ -43,7 +43,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 CASES = [("fails", 5), ("short", 2), ("ends", 3), ("stalls", 7)]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize(("how", "part"), slow_but(CASES[:1], CASES))
 def test_a_read_that_goes_wrong_gives_the_same_picture_or_one_error(
     how: str, part: int, saved: tuple[Path, dict[str, Any], torch.Tensor], monkeypatch: pytest.MonkeyPatch

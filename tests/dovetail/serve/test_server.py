@@ -235,7 +235,7 @@ class Noisy(Brush):
         return [Image.frombytes("RGB", (1024, 1024), os.urandom(3 * 2**20))] * job.count
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_at_the_end_an_answer_that_nobody_takes_is_not_waited_for() -> None:
     brush = Noisy()
     with ending(brush, taking=0.3) as (server, thread, served):

@@ -101,7 +101,7 @@ def spoken_back(held: published.State, module: Any, publish: Inverse) -> dict[st
     return {name: flat[places] for name, places in numbered.items()}
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("name", ["sd3", *(pytest.param(name, marks=SLOW) for name in ("flux", "unet", "vae"))])
 def test_a_published_safetensors_file_computes_what_the_diffusers_model_does(name: str, tmp_path: Path) -> None:
     make, publish, call = MODELS[name]
@@ -114,7 +114,7 @@ def test_a_published_safetensors_file_computes_what_the_diffusers_model_does(nam
     assert torch.equal(compiled(**kwargs)[0], answer(with_state(module, module.state_dict()), call()))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -151,7 +151,7 @@ def flux(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize(("kind", "key"), [("safetensors", "transformer"), ("Q8_0", "diffusion")])
 def test_a_component_is_loaded_from_a_published_file_in_place_of_its_own(
     kind: str, key: str, flux: Path, tmp_path: Path
@@ -168,7 +168,7 @@ def test_a_component_is_loaded_from_a_published_file_in_place_of_its_own(
     assert torch.equal(answer(pipe.transformer, _flux_call()), answer(module, _flux_call()))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("rests", [pytest.param("cpu", marks=SLOW), "disk"])
 def test_packed_weights_that_rest_elsewhere_compute_the_same_and_come_back_as_the_files_numbers(
     rests: str, flux: Path, tmp_path: Path
@@ -191,7 +191,7 @@ def test_packed_weights_that_rest_elsewhere_compute_the_same_and_come_back_as_th
         assert all(torch.equal(state[name], number) for name, number in numbers.items())
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 def test_a_text_encoder_is_loaded_from_a_file_of_llama_cpps(kind: str, flux: Path, tmp_path: Path) -> None:
     encoder = tiny_pipelines.flux()[0].text_encoder_2
@@ -225,7 +225,7 @@ def twins(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return folder, pipe
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("backend", [pytest.param("sim0", marks=SLOW), SPREAD])
 @pytest.mark.parametrize("kind", [*(pytest.param(kind, marks=SLOW) for kind in ("own", "safetensors")), "Q8_0"])
 def test_of_two_components_with_the_same_names_and_shapes_each_gets_its_own(

@@ -70,7 +70,7 @@ def made(kind: Callable[..., Parts]) -> tuple[nn.Module, Tensor]:
     return nn.Sequential(*(kind(WIDE, WIDTH) for _ in range(2))).eval(), torch.randn(1, TOKENS, WIDTH)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize(
     ("kind", "quant"), slow_but([(Halves, "Q4_K")], [(kind, quant) for kind in KINDS for quant in QUANT_TYPES])
 )
@@ -93,7 +93,7 @@ def branches_of(module: nn.Module, names: Sequence[str]) -> list[Branch]:
     return [branch(name, one.in_features, one.out_features, scale=0.1) for name, one in layers.items()]  # type: ignore[arg-type]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize(
     ("kind", "names"),
     slow_but([(Plain, PLACES[1]), (Halves, PLACES[2])], [(kind, names) for kind in KINDS for names in PLACES]),

@@ -54,7 +54,7 @@ def under(one: Load, mode: str) -> Load:
     return one.by_layers if mode == "layer" else one.under(mode)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @settings(max_examples=30)
 @example({"tensor": 0.85, "sequence": 0.22, "batch": 0.36, "spatial": 0.68}, [39, 135, 166, 39], 100, False)
 @given(
@@ -82,7 +82,7 @@ def test_it_is_never_slower_than_a_mode_that_is_asked_for(
     assert options.get("--split-mode", "layer") == way.mode
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @settings(max_examples=20)
 @given(st.dictionaries(st.sampled_from(MODES), st.floats(0.1, 1.0), min_size=1, max_size=3), st.integers(10, 300))
 def test_what_each_mode_takes_is_no_less_than_what_was_taken(reached: dict[str, float], mib: int) -> None:

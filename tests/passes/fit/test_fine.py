@@ -115,7 +115,7 @@ def finds(load: Load, budget: int) -> bool:
     return True
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(quick=3)
 @pytest.mark.parametrize("kind", MODULES)
 def test_the_search_denies_nothing_that_the_same_line_typed_accepts(kind: str) -> None:
@@ -129,7 +129,7 @@ def test_the_search_denies_nothing_that_the_same_line_typed_accepts(kind: str) -
     assert finds(load, whole)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("kind", MODULES)
 def test_the_least_of_a_refusal_is_accepted_and_little_less_is_not(kind: str) -> None:
     torch.manual_seed(0)

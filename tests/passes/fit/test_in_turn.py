@@ -225,7 +225,7 @@ def flops(some: Iterable[Iterable[tuple[OpCost, float]]]) -> float:
     return sum(cost.flops * times for work in some for cost, times in work)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_parts_have_all_the_arithmetic_of_the_whole_block_by_block() -> None:
     whole, work = chain_of_trace(stack(5)), part_work(prepared(stack(5)), 2)
     assert isinstance(work, PartWork)

@@ -13,7 +13,7 @@ from dovetail.passes.fit.partition import Piece, Problem, Room, Split, partition
 PLACES = (Residency.HOST, Residency.DISK)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_500_random_chains_are_partitioned_as_trying_everything_does() -> None:
     found = [check(random.Random(seed)) for seed in range(500)]
     assert 50 < found.count(None) < 450, "chains that fit and chains that do not"

@@ -230,7 +230,7 @@ def simple_plans(loads: list[Load], on: Machine, given: Budgets) -> list[Solutio
     ]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("seed", slow_but(range(4), range(8)))
 def test_a_plan_is_the_best_of_all_combinations_of_ways(seed: int) -> None:
     rng = random.Random(seed)

@@ -59,7 +59,7 @@ def names(module: CompiledModule) -> list[str]:
     return [node.name for node in module.program.ops()]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("backend", ["sim0", "sim0&sim1"])
 def test_what_is_wide_is_computed_right_before_it_is_needed(backend: str) -> None:
     module = Tower()
@@ -73,7 +73,7 @@ def test_what_is_wide_is_computed_right_before_it_is_needed(backend: str) -> Non
         assert torch.equal(after(X), module(X))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_weights_that_come_for_blocks_still_come_in_their_turn() -> None:
     before, after = (compiled(Tower(), X, passes=passes, params_backend="cpu") for passes in (TRACED, None))
     loads = [[str(one) for one in module.schedule if str(one).startswith("load")] for module in (before, after)]

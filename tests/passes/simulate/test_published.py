@@ -39,7 +39,7 @@ def test_a_row_has_a_source_a_card_and_a_cause_where_it_is_missed(row: Row) -> N
     assert row.cause or abs(off_by(row, WORK)) <= SPREAD
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_the_work_that_is_kept_is_that_of_a_trace() -> None:
     program, _ = trace_entry(PARTS["dec-sd15"])
     Simplify().run(program)

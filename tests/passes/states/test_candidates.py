@@ -100,7 +100,7 @@ def test_heads_that_lie_packed_with_others_are_split_in_three_segments() -> None
     assert (((0, 48), (48, 64)), ((64, 112), (112, 128)), ((128, 176), (176, 192))) in segments
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_rotated_queries_stay_with_their_heads() -> None:
     for in_place in (False, True):
         program = traced(Rotated(in_place), torch.randn(1, 32, 64), torch.randn(32, 32))
@@ -127,7 +127,7 @@ def test_no_device_has_an_activation_whose_row_ends_within_a_vector_where_bits_a
         assert bool(inner) == (features == 64)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_patches_of_pictures_are_split_by_the_batch() -> None:
     """What makes them of an input are views alone, in which no parameter has a part."""
     module, call = TINY["LuminaNextDiT2DModel"].make(torch.float32)

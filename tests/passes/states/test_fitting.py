@@ -98,7 +98,7 @@ for size in ("8GiB", "16KiB"):
 """
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_equal_programs_are_placed_by_equal_texts_in_every_process() -> None:
     """Another process has another order of sets."""
     with contextlib.redirect_stdout(io.StringIO()) as printed:

@@ -74,7 +74,7 @@ def computed(program: Program, *given: Tensor) -> list[Tensor]:
     return [values[one] for one in program.output.args[0]]  # type: ignore[union-attr, misc, index]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @settings(max_examples=15, deadline=None)
 @given(
     st.lists(st.tuples(*map(st.sampled_from, (list(PARTS), list(WRITES), list(PARTS)))), min_size=1, max_size=3),
@@ -173,7 +173,7 @@ def test_numbers_of_another_dtype_are_copied_in_the_order_of_the_value(other: st
     assert all(map(torch.equal, computed(program, x), module(x)))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("name", ["CogView4Transformer2DModel", "HunyuanVideoTransformer3DModel", "UMT5EncoderModel"])
 def test_a_published_class_writes_nothing_where_devices_compute_together(name: str) -> None:
     module, call = TINY[name].make(torch.float32)

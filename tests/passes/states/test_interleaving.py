@@ -92,7 +92,7 @@ def test_other_writes_stay(module: nn.Module) -> None:
     assert [node.name for node in program.ops()] == names
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_attention_of_a_published_class_is_no_longer_written() -> None:
     module, call = TINY["WanTransformer3DModel"].make(torch.float32)
     program = traced(module.eval(), **call)

@@ -55,14 +55,14 @@ def test_a_program_by_its_plan_is_as_it_was_solved(name: str, mode: str, monkeyp
     assert print_program(_by_plan(parse_program(wanted), _fresh(name), mode)) == wanted
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_plan_of_other_operations_is_solved_anew() -> None:
     plan, wanted = _planned("FluxTransformer2DModel", "tensor"), _planned("WanTransformer3DModel", "tensor")
     found = _by_plan(plan, _fresh("WanTransformer3DModel"), "tensor")
     assert print_program(found) == print_program(wanted)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_plan_for_which_devices_have_no_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = _planned("FluxTransformer2DModel", "sequence")
     monkeypatch.setattr(Solver, "solved", _refuse)

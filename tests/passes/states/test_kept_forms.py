@@ -55,7 +55,7 @@ def said(found: object) -> object:
     return strategies, str(found.solution), needs, found.alone, found.seconds, str(found.graph)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(quick=1)
 @pytest.mark.parametrize("mode", ["tensor", "sequence"])
 def test_what_is_kept_is_what_would_be_found_anew(mode: str, built: list[str]) -> None:

@@ -36,7 +36,7 @@ def _run(program: Program, module: torch.nn.Module, call: dict[str, object]) -> 
     return run_by_members(program, module, call, wholes, 1)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_the_last_block_adds_and_sends_no_rows_that_nobody_reads() -> None:
     program, _, _ = _traced(FLUX)
     narrowed = program.copy()
@@ -50,7 +50,7 @@ def test_the_last_block_adds_and_sends_no_rows_that_nobody_reads() -> None:
     assert print_program(parse_program(print_program(narrowed))) == print_program(narrowed)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("name", drawn([one for one in TINY if one != "CosmosTransformer3DModel"], 5))
 def test_no_number_changes(name: str) -> None:
     program, module, call = _traced(name)

@@ -61,7 +61,7 @@ def _norms(program: Program) -> int:
     return sum(name_of(node) in ("rms_norm", "layer_norm") for node in program.ops())
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(3)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", OVER_HEADS)
@@ -75,7 +75,7 @@ def test_a_norm_over_all_heads_is_what_its_statistics_and_the_rest_are(name: str
         torch.testing.assert_close(found, whole, rtol=error, atol=error * max(1.0, whole.abs().max().item()))
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("name", OVER_HEADS[:2])
 def test_members_without_whole_weights_send_less_of_norms_that_are_taken_apart(name: str) -> None:
     program, module, call = _traced(name, torch.float64)
@@ -91,7 +91,7 @@ def test_members_without_whole_weights_send_less_of_norms_that_are_taken_apart(n
         torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_what_is_taken_apart_can_be_printed_and_equal_blocks_stay_equal() -> None:
     program, _, _ = _traced("WanTransformer3DModel", torch.float32)
     apart = with_statistics(program)
@@ -100,7 +100,7 @@ def test_what_is_taken_apart_can_be_printed_and_equal_blocks_stay_equal() -> Non
     assert [len(one.blocks[0]) for one in both] == [3, 3]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_norms_of_each_head_and_of_tokens_stay_as_they_are() -> None:
     program, _, _ = _traced("FluxTransformer2DModel", torch.float32)
     assert [name_of(node) for node in with_statistics(program).ops()] == [name_of(node) for node in program.ops()]
@@ -113,7 +113,7 @@ def test_the_norm_of_a_stream_of_packed_weights_stays_as_it_is() -> None:
     assert [_norms(one) for one in (program, apart)] == [3, 1]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("name", OVER_HEADS)
 def test_a_program_and_its_copy_are_taken_apart_alike(name: str) -> None:
     program, _, _ = _traced(name, torch.float32)
@@ -122,7 +122,7 @@ def test_a_program_and_its_copy_are_taken_apart_alike(name: str) -> None:
     assert [(one.name, one.target) for one in program.ops()] == [(one.name, one.target) for one in copy.ops()]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(2)
 @pytest.mark.parametrize("mode", ["tensor", "sequence"])
 @pytest.mark.parametrize("name", OVER_HEADS)

@@ -70,7 +70,7 @@ def test_what_takes_two_cards_is_not_asked_of_one() -> None:
             check(["sim0"])
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_bits_of_devices_together_are_compared_with_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "tensor: error" in gpu_mode_checks.near_float64("tensor", ["sim0", "sim1"])
     right = gpu_mode_checks.result
@@ -97,7 +97,7 @@ def test_an_error_in_a_thread_is_to_reach_the_caller(monkeypatch: pytest.MonkeyP
         gpu_thread_checks.errors_in_threads(["sim0", "sim1"])
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_inputs_of_launched_calls_are_copied_when_they_are_launched(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "2 times two calls on sim0" in gpu_thread_checks.launched_calls(["sim0"], 2)
     monkeypatch.setattr(launching, "start_snapshot", lambda value, device: Arrival(value, accelerator_of(device)))

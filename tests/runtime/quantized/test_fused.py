@@ -67,7 +67,7 @@ def test_any_bytes_unpack_to_the_bits_of_plain_torch(quant: str, dtype: torch.dt
     assert fused._same_bits(found, expected)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.few(quick=6)
 @pytest.mark.parametrize("quant", PACKED)
 def test_odd_scales_unpack_to_the_bits_of_plain_torch(quant: str) -> None:

@@ -243,7 +243,7 @@ def calls_of_a_product(quant: str, shape: tuple[int, int]) -> int:
     return count.calls
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.parametrize("quant", ["Q8_0", "Q4_K", "Q6_K", "IQ4_XS"])
 def test_a_product_of_a_large_transformer_takes_a_device_few_launches(
     quant: str, monkeypatch: pytest.MonkeyPatch

@@ -179,7 +179,7 @@ def test_weights_made_outside_inference_mode_can_be_viewed_inside():
         assert F.linear(torch.ones(1, 6, device="sim:0"), weight.chunk(2)[1]).tolist() == [[6, 6]]
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_importing_switches_nothing_on():
     code = (
         "import torch; from dovetail.runtime import sim; from dovetail.runtime.devices import transfers;"
@@ -189,7 +189,7 @@ def test_importing_switches_nothing_on():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_another_private_use_backend_is_named():
     code = (
         "import torch; torch.utils.rename_privateuse1_backend('npu')\n"

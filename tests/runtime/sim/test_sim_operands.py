@@ -183,7 +183,7 @@ def test_parameters_stay_parameters_in_a_pickle() -> None:
     )
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_file_opens_where_there_is_no_simulated_device(tmp_path: Any) -> None:
     torch.save({"a": torch.ones(2, device="sim:1")}, tmp_path / "file")
     code = f"import torch; print(torch.load({str(tmp_path / 'file')!r}, map_location='cpu')['a'].tolist())"

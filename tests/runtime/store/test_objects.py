@@ -185,7 +185,7 @@ def test_no_weight_is_written_through_its_conjugate(tmp_path: Path) -> None:
     assert torch.equal(holder.weight, start)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 def test_a_function_that_torch_compile_traces_reads_and_writes_a_weight(real: nn.Sequential, held: Any) -> None:
     net, _ = held
 

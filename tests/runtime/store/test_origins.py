@@ -129,6 +129,7 @@ def test_another_process_computes_the_same_bits_from_text_table_and_files(saved:
     assert all(torch.equal(ours.cpu(), theirs) for ours, theirs in zip(expected, found, strict=True))
 
 
+@pytest.mark.fifth
 @pytest.mark.parametrize("name", CASES)
 def test_what_no_file_has_is_listed_and_nothing_else(saved: dict[str, Saved], name: str) -> None:
     one = saved[name]

@@ -66,7 +66,7 @@ def test_what_was_saved_is_read_on_every_device(tmp_path: Path, piece: int, tens
             assert same_bytes(read, tensor)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @FRESH
 @given(weights=packed_weights())
 def test_packed_bytes_are_read_as_they_were_written(tmp_path: Path, piece: int, weights: dict) -> None:

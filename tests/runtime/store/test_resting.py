@@ -30,7 +30,7 @@ def eager_threads() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-@pytest.mark.third
+@pytest.mark.fifth
 @pytest.mark.usefixtures("eager_threads")
 def test_a_thread_may_say_what_comes_next_while_another_fetches(tmp_path: Path) -> None:
     sim.enable()
