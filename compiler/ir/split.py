@@ -206,10 +206,10 @@ def packed_bytes(node: Node, device: Device, boxes: Iterable[Box]) -> int:
 
 def bytes_sent(transfer: Node, source: Device, target: Device) -> float:
     """The bytes that a device sends to another, or writes in its own memory, for a transfer or a reshard."""
-    tensors = list(flat(type_on(source_of(transfer), source)))
     if not assembles(transfer):
-        return sum(tensor.sent_bytes for tensor in tensors)
+        return sum(tensor.sent_bytes for tensor in flat(type_on(source_of(transfer), source)))
     boxes = [one.taken for one in landings_of(transfer, source, target)]
+    tensors = list(flat(type_on(source_of(transfer), source))) if boxes else []
     return sum(box.part(tensor.sizes) * tensor.nbytes for tensor in tensors for box in boxes)
 
 

@@ -40,7 +40,12 @@ class Hoist(Pass):
     refuses: ClassVar[frozenset[str]] = frozenset({"cut"})
 
     def run(self, program: Program) -> Change:
-        """Walks the graph once, moving each such view and merging it with an equal one that moved before."""
+        """Walks the graph once, moving each such view and merging it with an equal one that moved before.
+
+        Of what devices compute together a view is where its readers are, and an equal one may be of another group.
+        """
+        if program.is_grouped:
+            return Change(0, "views moved, for devices compute together")
         moved: dict[Any, Node] = {}
         views = _movable(program)
         follower = _followers(program, views)

@@ -18,6 +18,7 @@ from torch.fx import Node
 from ...compiler.devices.device import Device
 from ...compiler.ir.aliasing import Alias
 from ...compiler.ir.program import HERE, origin_of, placement_of, tensors_of, weight_name
+from ...compiler.ir.split import is_shared
 from ...compiler.ir.structure import count_leaves
 from ...compiler.ir.targets import argument_names, name_of, yields_number
 from ...compiler.ir.value import TensorType
@@ -204,9 +205,10 @@ def _devices(snapshot: Snapshot, node: Node) -> Iterator[Device]:
 
 
 def view(snapshot: Snapshot) -> Iterator[Violation]:
-    """A view, and whatever writes into memory that exists, is on the device of its base."""
+    """A view, and whatever writes into memory that exists, is on the device of its base, or views a group's weight."""
     for node, base in snapshot.bases.items():
-        if snapshot.device[base] != snapshot.device[node]:
+        has_own = base in snapshot.weights and is_shared(node)  # each device has what it reads of a weight
+        if snapshot.device[base] != snapshot.device[node] and not has_own:
             here, there = snapshot.name(snapshot.device[node]), snapshot.name(snapshot.device[base])
             yield Violation("view", f"%{node.name} is on {here}, its base %{base.name} on {there}", node)
 
