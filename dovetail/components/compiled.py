@@ -19,7 +19,7 @@ from ..compiler.ir.aliasing import writes_by_strides
 from ..compiler.ir.graph_module import graph_module, without_data
 from ..compiler.ir.program import Program
 from ..compiler.ir.schedule import Schedule
-from ..compiler.states.parts import pieces
+from ..compiler.states.parts import held_on
 from ..compiler.text.plan_file import save_plan
 from ..compiler.text.printer import print_program
 from ..compiler.units import counted
@@ -251,8 +251,8 @@ class CompiledModule:
 
     def _bytes_brought(self) -> int:
         """The bytes of weights that binding brings to accelerators; on the host, files are read when they are used."""
-        held = pieces(self.program).values()
-        return sum(one.nbytes for one, home in held if not home.is_host and not self.program.stages(one, home))
+        held = ((weight, device) for weight, devices in held_on(self.program) for device in devices)
+        return sum(one.nbytes for one, device in held if not device.is_host and not self.program.stages(one, device))
 
     def _load_once(self) -> None:
         """Loads, unless another thread has done it by now."""

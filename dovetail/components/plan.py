@@ -62,13 +62,13 @@ class ComponentPlan:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether devices, if it has several, may each hold it whole, so that independent calls of it take turns."""
-        return self.mode == "batch" and not self.kept_apart
+        """Whether devices, or groups of them, may each hold it whole, so that independent calls of it take turns."""
+        return self.mode.startswith("batch") and not self.kept_apart
 
     @property
     def may_take_turns(self) -> bool:
         """Whether it may turn out that its independent calls take turns."""
-        return self.mode == "batch" or self.seeks_mode
+        return self.mode.startswith("batch") or self.seeks_mode
 
     @property
     def kept_apart(self) -> str:

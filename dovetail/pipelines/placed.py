@@ -31,7 +31,7 @@ from ..lora.adapters import plain_name
 from ..passes.infra.base import Pass
 from ..passes.infra.manager import Callback, PassManager
 from ..passes.pipeline import default_passes, parse_passes
-from ..planning.alternating import alternating, lowered_whole, may_alternate
+from ..planning.alternating import alternating, groups_in_turn, lowered_whole, may_alternate, steps_in_turn
 from ..planning.draft import Draft
 from ..planning.phases import Phases, let_tables_go, phase_of
 from ..planning.planner import Planner
@@ -403,10 +403,9 @@ class PlacedPipeline(Deciding):
         is_own = not (given or kept or self._callbacks or plan.inductor)  # passes of others may do more than lower
         how = tuple(steps), keeps
         is_repeatable = is_own and draft is not None
-        if is_own and mode == "batch" and may_alternate(decided, traced):
-            found = lowered_whole(
-                traced, plan.devices[: decided.parts], default_passes(chunk=plan.chunks), self._planner.lowerings
-            )
+        if is_own and mode == plan.mode and may_alternate(decided, traced):
+            groups = groups_in_turn(plan, decided.parts)
+            found = lowered_whole(traced, groups, steps_in_turn(plan), self._planner.lowerings)
             if found is not None:
                 return alternating(decided, traced, module, found, self.rig)
         program = self._planner.lowerings.of(traced, how, run) if is_repeatable else run(traced.copy())

@@ -22,7 +22,7 @@ class Together:
     """
 
     component: str
-    devices: tuple[Device, ...]
+    places: tuple[str, ...]
     calls: int
     times: int
     seconds: float
@@ -36,7 +36,7 @@ class Together:
     def told(self, spread: float) -> str:
         """It as a line."""
         return (
-            f"calls of {self.component} take turns on {' and '.join(map(str, self.devices))}, each of which holds it "
+            f"calls of {self.component} take turns on {' and '.join(self.places)}, each of which holds it "
             f"whole: {self.calls} guidance parts take {duration(self.seconds, spread)}, and one after another "
             f"{duration(self.apart, spread)}"
         )
@@ -49,9 +49,9 @@ def together_in(
     for calls, times in Counter(map(tuple, turns)).items():
         if len(calls) < 2:
             continue
-        home, each = calls[0].program.main, defaultdict[Device, float](float)
+        home, each = calls[0].program.main, defaultdict[str, float](float)
         for call in calls:
-            each[call.program.main] += seconds[call] + _crossing(call, home, speeds)
+            each[" & ".join(map(str, call.program.devices))] += seconds[call] + _crossing(call, home, speeds)
         apart = sum(seconds[call] for call in calls)
         yield Together(calls[0].component, tuple(each), len(calls), times, max(each.values()), apart)
 

@@ -13,11 +13,13 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ...compiler.devices.device import Device
+from ...compiler.spec.modes import inner_mode
 from ...compiler.spec.residency import ALIKE, Residency
 from ...compiler.units import format_bytes
+from ..states.mesh import group_count
 from ..states.solution import NotPossible
 from .chain import Chain, Part
-from .group_work import Work
+from .group_work import GroupWork, Work
 from .machine import Machine
 from .options import Option, option, residencies
 from .workload import Asked, Budgets, Load
@@ -215,14 +217,36 @@ def _work(load: Load, devices: Sequence[Device], machine: Machine) -> Work | Not
 
 
 def _in_turns(load: Load, devices: Sequence[Device], machine: Machine) -> Work | NotPossible:
-    """What a component takes of which each device holds all, and whose calls take turns."""
-    count = len(devices)
+    """What a component takes of which each device, or each group, holds all, and whose calls take turns."""
+    inner, count = inner_mode(load.asked.mode), len(devices)
+    if inner and load.work is not None:
+        return _groups_in_turns(load, devices, replace(load.work, mode=inner))
     if count > load.parts:
         return NotPossible(load.asked.mode, f"{load.parts} calls of it are independent of each other")
     chain, times = load.called(False)
     slowest = max(chain.seconds(machine.speeds[device]) for device in devices)
     rounds = times / load.parts * -(-load.parts // count)
     return Work(rounds * slowest, (chain.nbytes,) * count, (chain.live,) * count, chain.nbytes)
+
+
+def _groups_in_turns(load: Load, devices: Sequence[Device], work: GroupWork) -> Work | NotPossible:
+    """The same of groups, each of which computes a call together."""
+    count = group_count(len(devices), load.parts)
+    if count < 2:
+        reason = f"{len(devices)} devices form no groups of two or more for {load.parts} calls that are independent"
+        return NotPossible(load.asked.mode, reason)
+    size = len(devices) // count
+    each = [work.over(devices[at : at + size]) for at in range(0, len(devices), size)]
+    refused = next((one for one in each if isinstance(one, NotPossible)), None)
+    if refused is not None:
+        return NotPossible(load.asked.mode, refused.reason)
+    works = [one for one in each if isinstance(one, Work)]
+    return Work(
+        max(one.seconds for one in works) / load.parts * -(-load.parts // count),
+        tuple(nbytes for one in works for nbytes in one.weights),
+        tuple(nbytes for one in works for nbytes in one.alive),
+        works[0].whole,
+    )
 
 
 def _find(

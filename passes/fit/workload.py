@@ -106,8 +106,10 @@ class Load:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether devices of a group hold it whole, and its calls take turns."""
-        return self.asked.mode == "batch" and self.parts > 1 and not self.asked.shares and self.work is not None
+        """Whether devices, or groups of them, hold it whole, and its calls take turns."""
+        return (
+            self.asked.mode.startswith("batch") and self.parts > 1 and not self.asked.shares and self.work is not None
+        )
 
     @property
     def unread(self) -> int:

@@ -22,7 +22,7 @@ from ...compiler.ir.program import IN_PARTS, Program
 from ...compiler.ir.slices import Bounds, cover
 from ...compiler.ir.weight import Weight
 from ...compiler.spec.residency import Residency
-from ...compiler.states.parts import pieces
+from ...compiler.states.parts import held_on
 from ...compiler.units import format_bytes
 from ..analysis.memory_needs import Need, needs_of
 from ..batches.interleave import Interleave
@@ -121,9 +121,9 @@ def with_others(program: Program, assignment: Assignment, needs: Mapping[Device,
     if not beside:
         return dict(needs)
     stays: Counter[Device] = Counter()
-    for weight, home in pieces(program).values():
+    for weight, devices in held_on(program):
         kept = assignment[weight.whole].residency if weight.whole in assignment else Residency.DEVICE
-        stays[home] += 0 if kept.stages_on(home) else weight.nbytes
+        stays.update({one: weight.nbytes for one in devices if not kept.stages_on(one)})
     return {
         device: replace(need, stays=stays[device], others=beside[device])
         if device in beside and stays[device]

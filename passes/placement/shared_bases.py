@@ -30,10 +30,10 @@ _BY_PLACE = frozenset({torch.ops.aten.as_strided.default})
 def share_bases(program: Program) -> dict[Key, int]:
     """Views values where that is better, and gives for each the memory in which its views lie there.
 
-    The program is pinned, and not cut yet; one of dynamic sizes, or that is split by rows, stays as it is. Takes time
-    linear in the readings and the views.
+    The program is pinned, and not cut yet; one of dynamic sizes, or of which devices compute something together, stays
+    as it is. Takes time linear in the readings and the views.
     """
-    if program.is_sliced or program.symbols:
+    if program.is_grouped or program.is_sliced or program.symbols:
         return {}
     roots = _roots(program)
     wanted: defaultdict[Key, set[Node]] = defaultdict(set)

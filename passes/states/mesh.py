@@ -64,12 +64,12 @@ def meshes_of(program: Program, mode: str, group: Group) -> list[Mesh] | NotPoss
     Groups are of devices that follow one another, as many as there are in all others; there are as many groups as can
     have equally many pictures.
     """
-    form = narrowed(program)
-    count = _group_count(len(group), picture_count(form))
+    pictures = picture_count(program)
+    count = group_count(len(group), pictures)
     if count < 2:
-        pictures = picture_count(form)
         why = "the inputs are of one picture" if pictures < 2 else _why_no_groups(len(group), pictures)
         return NotPossible(mode, why)
+    form = narrowed(program)
     division = division_of(form, count)
     if isinstance(division, NotDivisible):
         return NotPossible(mode, division.reason)
@@ -117,7 +117,7 @@ def _results(program: Program) -> list[Any]:
     return list(program.output.args[0])  # type: ignore[arg-type]
 
 
-def _group_count(devices: int, pictures: int) -> int:
+def group_count(devices: int, pictures: int) -> int:
     """How many groups of two devices or more have as many devices and pictures as the others: the most; 1 for none."""
     fitting = (count for count in range(devices // 2, 1, -1) if devices % count == 0 and pictures % count == 0)
     return next(fitting, 1)

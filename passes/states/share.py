@@ -125,7 +125,10 @@ class _Sharing:
         if has == wanted:
             return
         assert wanted != PARTIAL, f"%{value.name} is no sum of terms"
-        reader.replace_input_with(value, self._in_state(value, wanted, self._group_of(reader)))
+        own, group = placement_of(value).group, self._group_of(reader)
+        if wanted == WHOLE and set(group) <= set(own):
+            group = own  # all of it is put together once: cutting the program says on which of its devices
+        reader.replace_input_with(value, self._in_state(value, wanted, group))
 
     def _in_state(self, value: Node, wanted: State, group: tuple[Device, ...]) -> Node:
         """What stands for a value in another state, on the devices that read it."""

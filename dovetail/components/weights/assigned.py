@@ -16,7 +16,7 @@ from ...compiler.ir.schedule import Lifetime, Load
 from ...compiler.ir.slices import Bounds
 from ...compiler.ir.weight import Weight
 from ...compiler.spec.residency import Residency
-from ...compiler.states.parts import pieces, slot_bytes
+from ...compiler.states.parts import held_on, pieces, slot_bytes
 from ...lora.adapters import plain_name
 from ...passes.placement.assignment import Assigned
 from ...runtime.store.stored_weight import StoredWeight
@@ -184,8 +184,9 @@ class AssignedWeights:
         held = {weight.name: one for weight, one in self.held(module, program)}
         self.is_planned |= planning
         kept = _loaded(program, Lifetime.PHASE)
-        copied = _copied(program)
-        for weight, home in pieces(program).values():
+        copied, homes = _copied(program), pieces(program)
+        for weight, devices in held_on(program):
+            home = homes[weight.name][1]
             one = held.get(weight.whole)
             if one is None:
                 continue
@@ -197,20 +198,21 @@ class AssignedWeights:
             is_new = (staged or planning) and not weight.which and place.home not in program.devices
             bounds = program.bounds.get(weight.whole, place.bounds)
             self._put(one, place._replace(home=home if is_new else place.home, bounds=bounds))
-            if planning and weight.which and not staged:
-                self._slices[one, weight.which, home.name] = weight.nbytes
+            for device in devices if planning and weight.which and not staged else ():
+                self._slices[one, weight.which, device.name] = weight.nbytes
             for device in copied.get(weight.name, ()) if planning else ():
                 self._slices[one, None, device.name] = weight.nbytes
         self._slots |= Counter({device.name: sum(sizes) for device, sizes in slot_bytes(program).items()})
 
     @locked
     def note_copies(self, module: nn.Module, program: Program) -> None:
-        """Counts the weights of a program that another device has whole beside those on their own."""
+        """Counts the weights of a program that other devices have beside those on their own."""
         held = {weight.name: one for weight, one in self.held(module, program)}
-        for weight, home in pieces(program).values():
+        for weight, devices in held_on(program):
             one = held.get(weight.whole)
-            if one is not None and self.place(one).home != home:
-                self._slices[one, weight.which, home.name] = weight.nbytes
+            for device in devices if one is not None else ():
+                if self.place(one).home != device or weight.which:
+                    self._slices[one, weight.which, device.name] = weight.nbytes
 
     @locked
     def assign(self, assignment: Mapping[StoredWeight, Assigned], *, staged: bool = True) -> None:
