@@ -15,11 +15,15 @@ import torch
 from torch.fx import Node
 
 from dovetail.compiler.errors import VerificationError
+from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program, place_node
 from dovetail.compiler.ir.schedule import Run, Schedule, Step
 from dovetail.compiler.ir.state import Split, State
 from dovetail.passes.verify.verifier import verify
+from testbed.mode_cells import Cell
+from testbed.mode_cells import shared as in_groups
 from testbed.spatial import enlarged, split
+from testbed.zoo.everything import TINY
 from tests.cases import drawn
 
 from .test_arrange import Early
@@ -27,18 +31,24 @@ from .test_shared import Chooser, shared
 
 MOST = 3
 """So many places are broken in each way."""
-SUBJECTS = drawn(["transformer", "transformer, sent early", "unet", "decoder in space"], 2)
+SUBJECTS = drawn(["transformer", "transformer, sent early", "unet", "decoder in space", "in groups"], 2)
 
 T = TypeVar("T")
 
 
 @lru_cache(maxsize=2)
 def subject(kind: str) -> Program:
-    """A program over three devices of unequal shares: in states drawn at random, or pictures in space."""
+    """A program over three devices of unequal shares: in states drawn at random, or pictures in space.
+
+    That in groups has two devices of unequal shares in each, and states that were solved for.
+    """
     shares, seed = (3, 2, 1), f"mutants {os.environ['DOVETAIL_TEST_SEED']}"
     if kind == "decoder in space":
         module, call = enlarged("AutoencoderKL-decode", torch.float64, (16, 8))
         found = split(module, call, shares)
+    elif kind == "in groups":
+        module, call = TINY["SD3Transformer2DModel"].make(torch.float64)
+        found, _, _ = in_groups(trace(module, (), call), Cell("", "batch+tensor", (2, 1, 2, 1), "", None))
     else:
         name = "UNet2DConditionModel" if kind == "unet" else "FluxTransformer2DModel"
         early = [Early()] if "early" in kind else []

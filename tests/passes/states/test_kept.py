@@ -11,6 +11,7 @@ from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.errors import DoesNotFitError
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
+from dovetail.compiler.spec.modes import inner_mode
 from dovetail.compiler.text.parser import parse_program
 from dovetail.compiler.text.printer import print_program
 from dovetail.passes.infra.manager import PassManager
@@ -23,18 +24,24 @@ CASES = [
     ("FluxTransformer2DModel", "sequence"),
     ("UNet2DConditionModel", "batch"),
     ("AutoencoderKL-decode", "spatial"),
+    ("SD3Transformer2DModel", "batch+tensor"),
+    ("UNet2DConditionModel", "batch+sequence"),
 ]
 
 
-def _fresh(name: str, size: str = "8GiB") -> Program:
+def _fresh(name: str, size: str = "8GiB", devices: int = 2) -> Program:
     module, call = TINY[name].make(torch.float32)
     program = trace(module, (), call)
-    program.rig = Rig.parse(f"sim0={size},sim1={size}")
+    program.rig = Rig.parse(",".join(f"sim{index}={size}" for index in range(devices)))
     return program
 
 
+def _devices(mode: str) -> int:
+    return 4 if inner_mode(mode) else 2
+
+
 def _planned(name: str, mode: str) -> Program:
-    return PassManager(default_passes(split_mode=mode)).run(_fresh(name))
+    return PassManager(default_passes(split_mode=mode)).run(_fresh(name, devices=_devices(mode)))
 
 
 def _by_plan(plan: Program, program: Program, mode: str) -> Program:
@@ -52,7 +59,8 @@ def test_a_program_by_its_plan_is_as_it_was_solved(name: str, mode: str, monkeyp
     wanted = print_program(_planned(name, mode))
     assert f"states{{mode={mode}" in wanted
     monkeypatch.setattr(Solver, "solved", _refuse)
-    assert print_program(_by_plan(parse_program(wanted), _fresh(name), mode)) == wanted
+    fresh = _fresh(name, devices=_devices(mode))
+    assert print_program(_by_plan(parse_program(wanted), fresh, mode)) == wanted
 
 
 @pytest.mark.fifth
