@@ -23,7 +23,7 @@ from torch.nn import functional
 
 import dovetail
 from dovetail.compiler.devices.device import Device
-from dovetail.compiler.spec.modes import TOGETHER
+from dovetail.compiler.spec.modes import TOGETHER, inner_mode
 from dovetail.compiler.states.parts import bytes_held
 from dovetail.convert import plan_conversion
 from dovetail.passes.batches.divide import micro_batches_of
@@ -80,7 +80,7 @@ def of_mode(mode: str) -> tuple[nn.Module, Call]:
     if mode == "spatial":
         return _Decoder().eval(), {"hidden_states": torch.randn(1, 4, 16, 12, generator=_seeded())}
     module, _ = subject()
-    count = 2 if mode == "batch" else 1
+    count = 2 if mode.startswith("batch") else 1
     draw = functools.partial(torch.randn, generator=_seeded())
     return module, {
         "hidden_states": draw(count, 256, 16),
@@ -220,13 +220,19 @@ def waiting(mode: str, cards: Sequence[str]) -> str:
     return f"{mode}: no hidden wait" if watched else f"{mode}: nobody looks for hidden waits on {cards[0]}"
 
 
+def modes_for(cards: Sequence[str]) -> list[str]:
+    """The modes for which there are devices enough: those in groups are for two groups of two or more."""
+    in_groups = len(cards) >= 4 and len(cards) % 2 == 0
+    return [mode for mode in TOGETHER if in_groups or not inner_mode(mode)]
+
+
 def in_each_mode(check: Callable[..., str]) -> Callable[[Sequence[str]], str]:
     """A check of all modes after each other, by the name of that of one mode."""
 
     @functools.wraps(check)
     def asked(cards: Sequence[str], **more: Any) -> str:
         with FULL_FLOATS():
-            return "; ".join(check(mode, cards, **more) for mode in TOGETHER)
+            return "; ".join(check(mode, cards, **more) for mode in modes_for(cards))
 
     return asked
 

@@ -21,7 +21,6 @@ import torch
 import dovetail
 from dovetail.compiler.devices.device import Device
 from dovetail.compiler.errors import ExecutionError
-from dovetail.compiler.spec.modes import TOGETHER
 from dovetail.passes.batches.divide import micro_batches_of
 from dovetail.runtime import executor
 from dovetail.runtime.launching import Launched
@@ -29,7 +28,7 @@ from dovetail.runtime.steps import Step, Values
 from dovetail.runtime.threads import Threads, Turns
 
 from .gpu_checks import Call, allocated, on, torch_device
-from .gpu_mode_checks import FULL_FLOATS, NotAsked, of_mode, result, together
+from .gpu_mode_checks import FULL_FLOATS, NotAsked, modes_for, of_mode, result, together
 
 _LONGEST = 400_000
 """So many cycles of a card a delay takes at most."""
@@ -77,7 +76,7 @@ def _late(chance: random.Random, seen: set[int]) -> Callable[[Device, int, Step]
 
 def _programs(cards: Sequence[str]) -> Iterator[tuple[str, dovetail.CompiledModule, Call]]:
     """A program that threads issue: of each mode, and of micro-batches."""
-    for mode in TOGETHER:
+    for mode in modes_for(cards):
         yield mode, *together(mode, cards)
     module, call = of_mode("batch")
     program = dovetail.compile(module, kwargs=call, backend="&".join(cards), micro_batches=2)

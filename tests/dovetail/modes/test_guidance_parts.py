@@ -14,8 +14,10 @@ import pytest
 import torch
 
 import dovetail
+from dovetail.compiler.spec.modes import inner_mode
 from dovetail.components import alternating
 from dovetail.components.alternating import Alternating, Rotation
+from dovetail.passes.states.states import split_mode_of
 from dovetail.pipelines.dryrun import DryPipeline
 from dovetail.runtime import sim
 from dovetail.runtime.devices.accelerator import accelerator_of
@@ -119,6 +121,36 @@ def test_guided_pipelines_have_eager_s_bits_and_the_peaks_of_their_plans(name: s
         assert sim.stats(1).peak - before[1] == peaks["sim1"]
         assert peaks["sim0"] * 0.98 <= sim.stats(0).peak - before[0] <= peaks["sim0"]
     check_overlap(clocks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", drawn(("wan", "qwen"), 1))
+@pytest.mark.parametrize("mode", ["batch+sequence", "batch+tensor"])
+def test_parts_take_turns_on_groups_that_compute_each_together(
+    name: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[torch.device] = []
+    monkeypatch.setattr(alternating, "Launched", lambda *given: seen.append(given[1]) or Launched(*given))
+    sim.enable(dict.fromkeys(range(4), ROOM))
+    pipe, call = guided(name)
+    eager, before = paint(pipe, call), [sim.stats(at).in_use for at in range(4)]
+    backend = "diffusion=sim0&sim1&sim2&sim3,te=sim0,vae=sim0"
+    with dovetail.compile_pipeline(pipe, backend, split_mode=f"diffusion={mode}").dovetail as handle:
+        plan = handle.plan(**call)
+        told = handle.account(plan).remarks()
+        handle.prepare(**call)
+        for at in range(4):
+            sim.reset_stats(at)
+        assert torch.allclose(paint(pipe, call).cpu(), eager, atol=1e-5)
+        calls = [one.program for one in plan.calls if one.component == "transformer"]
+        assert [" & ".join(map(str, one.devices)) for one in calls] == ["sim0 & sim1", "sim2 & sim3"]
+        assert [split_mode_of(one) for one in calls] == [inner_mode(mode)] * 2
+        assert any("take turns on sim0 & sim1 and sim2 & sim3" in one for one in told)
+        peaks = {one.name: peak.total for one, peak in plan.peaks().items()}
+        for at in range(1, 4):
+            assert sim.stats(at).peak - before[at] == peaks[f"sim{at}"]
+        assert peaks["sim0"] * 0.98 <= sim.stats(0).peak - before[0] <= peaks["sim0"]
+    assert [str(one) for one in seen[:4]] == ["sim:0", "sim:2"] * 2
 
 
 @pytest.mark.slow

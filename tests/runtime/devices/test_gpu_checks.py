@@ -79,9 +79,18 @@ def test_bits_of_devices_together_are_compared_with_float64(monkeypatch: pytest.
         gpu_mode_checks.near_float64("tensor", ["sim0", "sim1"])
 
 
+@pytest.mark.fifth
+@pytest.mark.parametrize("mode", ["batch+sequence", "batch+tensor"])
+def test_bits_of_groups_are_compared_with_float64(mode: str) -> None:
+    four = [f"sim{index}" for index in range(4)]
+    assert mode in gpu_mode_checks.modes_for(four)
+    assert mode not in gpu_mode_checks.modes_for(four[:3])
+    assert f"{mode}: error" in gpu_mode_checks.near_float64(mode, four)
+
+
 @pytest.mark.slow
 def test_bits_of_threads_that_are_delayed_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_thread_checks, "TOGETHER", ("sequence",))
+    monkeypatch.setattr(gpu_thread_checks, "modes_for", lambda _: ["sequence"])
     assert "sequence, micro-batches: 2 threads" in gpu_thread_checks.threads(["sim0", "sim1"], 2)
     monkeypatch.setattr(gpu_thread_checks, "_late", lambda chance, seen: lambda device, at, step: step)
     with pytest.raises(AssertionError, match="0 threads issue to 2 devices"):
@@ -90,7 +99,7 @@ def test_bits_of_threads_that_are_delayed_are_compared(monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 def test_an_error_in_a_thread_is_to_reach_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_thread_checks, "TOGETHER", ("sequence",))
+    monkeypatch.setattr(gpu_thread_checks, "modes_for", lambda _: ["sequence"])
     assert "an error on each device" in gpu_thread_checks.errors_in_threads(["sim0", "sim1"])
     monkeypatch.setattr(gpu_thread_checks, "_failing", lambda where, device, at, step: step)
     with pytest.raises(AssertionError, match="an error on sim0 is raised nowhere"):
