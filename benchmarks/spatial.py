@@ -4,8 +4,8 @@
 
 Tiny decoders of published classes run in float32. A row has the bytes of values on the fullest device as a part of
 those of one device that computes all, as they were predicted and as they were measured, the bytes that devices send one
-another, as planned and as they came, the largest error against float64 beside that of the module, and whether the bits
-are the module's.
+another, as planned and as they came, the error against float64 beside that of the module, as the root of the mean
+square over five calls, and whether the bits are the module's.
 """
 
 from __future__ import annotations
@@ -18,15 +18,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from testbed.exact import InFloat64
+from testbed.mode_cells import SEEDS, error_of
 from testbed.spatial import DECODERS, enlarged, run, split
 
 SHARES = ((1, 1), (1, 1, 1, 1))
-
-
-def error(found: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> float:
-    """The largest difference, as a part of the largest number."""
-    pairs = zip(found, exact, strict=True)
-    return max(((one - other).abs().max() / other.abs().max()).item() for one, other in pairs)
 
 
 def called(module: nn.Module, call: dict[str, object]) -> list[torch.Tensor]:
@@ -37,22 +32,29 @@ def called(module: nn.Module, call: dict[str, object]) -> list[torch.Tensor]:
 
 def rows(name: str, sides: tuple[int, int], every: Sequence[tuple[int, ...]]) -> Iterator[str]:
     """A line for each way to share a decoder out."""
-    module, call = enlarged(name, torch.float32, sides)
+    module, _ = enlarged(name, torch.float32, sides)
     wide, wide_call = enlarged(name, torch.float64, sides)
     wide.load_state_dict(module.state_dict())
+    calls = [enlarged(name, torch.float32, sides, seed)[1] for seed in SEEDS]
     with InFloat64():
-        exact = called(wide, {**wide_call, **{key: _wide(value) for key, value in call.items()}})
-    eager = called(module, call)
-    alone = run(module, call, split(module, call, (1,)))
+        exact = [torch.cat([one.flatten() for one in called(wide, {**wide_call, **_widened(call)})]) for call in calls]
+    eager = [called(module, call) for call in calls]
+    alone = run(module, calls[0], split(module, calls[0], (1,)))
     for shares in every:
-        found = run(module, call, split(module, call, shares))
+        program = split(module, calls[0], shares)
+        each = [run(module, call, program) for call in calls]
+        found, yielded = each[0], [list(one.yielded) for one in each]
         predicted, measured = (max(one) / max(alone.measured) for one in (found.predicted, found.measured))
-        is_equal = all(map(torch.equal, found.yielded, eager))
+        is_equal = all(all(map(torch.equal, *both)) for both in zip(yielded, eager, strict=True))
         yield (
             f"{name:34} {':'.join(map(str, shares)):8} values {predicted:6.3f} predicted {measured:6.3f} measured,"
-            f" sent {found.planned:9} planned {found.sent:9} came, error {error(found.yielded, exact):.1e}"
-            f" (module {error(eager, exact):.1e}){', equal bits' if is_equal else ''}"
+            f" sent {found.planned:9} planned {found.sent:9} came, error {error_of(yielded, exact):.1e}"
+            f" (module {error_of(eager, exact):.1e}){', equal bits' if is_equal else ''}"
         )
+
+
+def _widened(call: dict[str, object]) -> dict[str, object]:
+    return {name: _wide(value) for name, value in call.items()}
 
 
 def _wide(value: object) -> object:

@@ -58,12 +58,12 @@ class Outcome:
     sent: int
 
 
-def enlarged(name: str, dtype: torch.dtype, sides: tuple[int, int]) -> tuple[nn.Module, dict[str, Any]]:
-    """An autoencoder, with a picture or latents of other sides."""
+def enlarged(name: str, dtype: torch.dtype, sides: tuple[int, int], seed: int = 1) -> tuple[nn.Module, dict[str, Any]]:
+    """An autoencoder, with a picture or latents of other sides, whose numbers are drawn by a seed."""
     module, call = TINY[name].make(dtype)
     key = next(iter(call))
     shape = (*call[key].shape[:-2], *sides)
-    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return module.eval(), {**call, key: drawn.to(dtype)}
 
 
