@@ -47,6 +47,9 @@ HALVES = ("sdxl-unet", "sd3.5-large")
 """Those whose pipelines call them once for both halves of guidance."""
 
 TRANSFORMERS = tuple(name for name in NAMES if name != "sdxl-unet")
+HEADS = {ALONE: "one", **{mode: mode for mode in (LAYER, *MODES)}}
+"""What each way to split is called above its column."""
+
 BEHIND = 1.02
 HALF = 1.9
 """The floor of two equal cards where a call has two halves."""
@@ -148,7 +151,7 @@ class Row:
 
     def __str__(self) -> str:
         said = {one.mode: f"{one.seconds:.3f}" if one.seconds is not None else "-" for one in self.choices}
-        cells = " ".join(f"{said.get(mode, '-'):>8}" for mode in (ALONE, LAYER, *MODES))
+        cells = " ".join(f"{said.get(mode, '-'):>{max(8, len(shown))}}" for mode, shown in HEADS.items())
         times = self.held / self.seconds
         floor = "" if self.floor is None else f" floor {self.floor:g}{'' if times >= self.floor else ': BELOW'}"
         return f"{self.rig:19} {cells} {self.seconds:8.3f} {times:5.2f}x{floor:18} {self.took:5.1f} s  {self.chosen}"
@@ -186,7 +189,7 @@ def main() -> None:
     below = 0
     for name in asked.only.split(","):
         program = traced(name)
-        heads = " ".join(f"{'one' if mode == ALONE else mode:>8}" for mode in (ALONE, LAYER, *MODES))
+        heads = " ".join(f"{shown:>8}" for shown in HEADS.values())
         print(f"\n{name}\n{'seconds of a call':19} {heads}     auto  against one that holds it", flush=True)
         for title in asked.rigs.split(";"):
             row = found(name, program, title)
