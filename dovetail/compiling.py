@@ -17,6 +17,7 @@ from .compiler.devices.rig import Rig
 from .compiler.errors import TraceError, UsageError
 from .compiler.ir.program import Program
 from .compiler.spec.budget import MaxMemory
+from .compiler.spec.modes import shares_out_weights
 from .compiler.spec.residency import Residency
 from .components.compiled import CompiledModule
 from .components.decisions import Decisions
@@ -176,7 +177,7 @@ def compile(
                 chunk=chunks,
                 inductor=inductor,
                 micro_batches=in_parts,
-                terms=request.terms_for() if mode == "tensor" else "",
+                terms=request.terms_for() if shares_out_weights(mode) else "",
             )
         )
         steps = steps if assignment is None else with_assignment(steps, assignment)

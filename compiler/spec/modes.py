@@ -110,6 +110,11 @@ def inner_mode(mode: str) -> str:
     return mode.partition("+")[2]
 
 
+def shares_out_weights(mode: str) -> bool:
+    """Whether devices hold parts of weights under a mode, or under that within groups, so that they exchange sums."""
+    return (inner_mode(mode) or mode) == "tensor"
+
+
 def _read_mode(span: Span) -> str:
     mode = "+".join(ALIASES.get(one, one) for one in span.value.lower().split("+"))
     if mode not in MODES:

@@ -31,7 +31,7 @@ from ..compiler.spec import (
 )
 from ..compiler.spec.backend import AUTO
 from ..compiler.spec.budget import MaxMemory
-from ..compiler.spec.modes import QUICKEST, SHORT_TERMS, TOGETHER, check_kinds
+from ..compiler.spec.modes import QUICKEST, SHORT_TERMS, TOGETHER, check_kinds, shares_out_weights
 from ..compiler.spec.residency import Amounts, Residency
 from ..compiler.units import format_bytes
 from .spellings import Budgets, Counts, Modes, Places, Shares
@@ -92,7 +92,7 @@ class Request:
         modes = parse_split_mode(split_mode, components)
         if not isinstance(bf16_partials, bool):
             raise UsageError(f"bf16_partials is True or False, and not {bf16_partials!r}: give one of the two")
-        if bf16_partials and "tensor" not in (modes.default, *dict(modes.named).values()):
+        if bf16_partials and not any(map(shares_out_weights, (modes.default or "", *dict(modes.named).values()))):
             raise UsageError(
                 "bf16_partials (--bf16-partials) is for the sums that devices exchange under a tensor split, and "
                 "nothing is split so: add split_mode='tensor' (--split-mode tensor), or leave it out"
@@ -221,7 +221,7 @@ class Request:
 
     def terms_for(self, attribute: str = "", role: str = "") -> str:
         """The dtype in which devices of a component send terms of float32 sums, where it is not their own."""
-        return SHORT_TERMS if self.bf16_partials and self.mode_for(attribute, role) == "tensor" else ""
+        return SHORT_TERMS if self.bf16_partials and shares_out_weights(self.mode_for(attribute, role)) else ""
 
     def compiles(self, role: str = "diffusion") -> bool:
         """Whether Inductor compiles the blocks of a component: of what runs in each step, and no others."""

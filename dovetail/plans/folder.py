@@ -24,7 +24,7 @@ from ..compiler.ir.eligibility import marks_by_name
 from ..compiler.ir.program import Program
 from ..compiler.ir.signature import Signature, TensorLeaf, is_same
 from ..compiler.ir.structure import is_leaf, show_structure
-from ..compiler.spec.modes import parse_split_mode
+from ..compiler.spec.modes import parse_split_mode, shares_out_weights
 from ..compiler.spec.residency import Residency
 from ..conventions.spellings import Settings
 from ..passes.batches.divide import micro_batches_asked
@@ -95,8 +95,8 @@ class Plans:
             said = replace(said, named=(*said.named, *others.items()))
             if others:
                 found["split_mode"] = dict(said.named)  # there is no default, or nothing would be left out
-        tensor = [one for one in self._plans if said.get(one.component, roles.get(one.component, "")) == "tensor"]
-        if any(has_short_terms(one.program) for one in tensor):
+        modes_said = [(one, said.get(one.component, roles.get(one.component, "")) or "") for one in self._plans]
+        if any(shares_out_weights(mode) and has_short_terms(one.program) for one, mode in modes_said):
             found["bf16_partials"] = True
         if not found.get("params_backend"):
             kept = {one.component: one.program.kept for one in self._plans}
@@ -193,7 +193,7 @@ def _why_not_so(plan: Program, steps: Sequence[Pass]) -> str:
     if mode not in (own, split_mode_asked(plan.history)):
         return f"it is split by {own}, and here by {mode}"
     is_short = any(isinstance(one, States) and one.has_short_terms for one in steps)
-    if own == "tensor" and has_short_terms(plan) and not is_short:
+    if shares_out_weights(own) and has_short_terms(plan) and not is_short:
         return "its devices send partial sums in bfloat16 (bf16_partials), and here as they are"
     return ""
 

@@ -13,7 +13,7 @@ from ...compiler.devices.speeds import Speeds, speeds_of
 from ...compiler.errors import UsageError
 from ...compiler.ir.program import Program, tensors_of
 from ...compiler.ir.state import WHOLE
-from ...compiler.spec.modes import inner_mode
+from ...compiler.spec.modes import shares_out_weights
 from ..analysis.memory_needs import Need
 from ..infra.base import Pass
 from ..lowering.lower import Lower
@@ -132,7 +132,7 @@ def _fitted(tries: _Tries, group: Group, mode: str) -> Fitted | NotPossible:
         over = {device: need.total - free[device] for device, need in one.needs.items()}
         if max(over.values()) <= 0:
             return best
-        if (inner_mode(mode) or mode) != "tensor" and not min(room):
+        if not shares_out_weights(mode) and not min(room):
             break  # each device holds all weights, whatever is chosen
         room = [max(0, had - max(0, over[device])) for had, device in zip(room, group.devices, strict=True)]
     return best or NotPossible(mode, "no states fit")

@@ -161,12 +161,15 @@ class AssignedWeights:
     def constrain(self, module: nn.Module, program: Program) -> None:
         """Gives a fresh program of a part of the component what is decided of its weights; a policy decides the rest.
 
-        A weight that has no data has the type in which its file has it.
+        A weight that has no data has the type in which its file has it. Where devices have parts of weights, those that
+        all of them have whole beside are not bound to their home: the parts are not either, and go with them.
         """
         program.home, program.bounds, program.residency = {}, {}, {}
+        is_parted = any(which for _, which, _ in self._slices)
+        copied = {one for one, which, _ in self._slices if not which} if is_parted else set()
         for weight, one in self.held(module, program):
             home, bounds, residency = self.place(one)
-            if home is not None and home in program.devices:
+            if home is not None and home in program.devices and one not in copied:
                 program.home[weight.name] = home
             if bounds:
                 program.bounds[weight.name] = bounds

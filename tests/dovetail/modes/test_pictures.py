@@ -87,6 +87,32 @@ def test_a_picture_is_near_eager_in_the_bytes_that_were_planned(name: str, mode:
             assert {one.device.type for one in module.parameters()} <= {"cpu"}
 
 
+@pytest.mark.fifth
+@pytest.mark.parametrize("mode", ["batch+tensor", "batch+sequence", "tensor"])
+def test_what_was_computed_in_groups_and_is_then_placed_by_layers_is_counted(mode: str) -> None:
+    """A call with guidance has two pictures; one without has one, which no groups can share."""
+    made, call = sd()
+    before = [sim.stats(index).in_use for index in range(4)]
+    pipe = together(made, mode, "1:1:1:1")
+    alone = {**call, "guidance_scale": 1.0}
+    with pipe.dovetail as handle:
+        paint(pipe, call)
+        paint(pipe, alone)
+        for asked in (call, alone):
+            peaks = {one.index: peak.total for one, peak in handle.plan(**asked).peaks().items() if one.is_simulated}
+            gc.collect()
+            for index in range(4):
+                sim.reset_peak(index)
+            paint(pipe, asked)
+            assert {index: sim.stats(index).peak - before[index] for index in range(4)} == peaks
+        by_layers = [program for program in programs_of(pipe) if split_mode_of(program) == "layer"]
+    if mode == "batch+tensor":
+        (program,) = by_layers
+        assert len(set(program.home.values())) == 4, (
+            "weights that each device had whole do not draw all others after them"
+        )
+
+
 @pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["tensor", "sequence"])

@@ -22,7 +22,7 @@ from dovetail.explain.sentences import explain_programs
 from dovetail.explain.states import states_in_words
 from dovetail.passes.states.exchanges import flow_of
 from dovetail.passes.states.short_terms import can_be_short
-from dovetail.passes.states.states import has_short_terms
+from dovetail.passes.states.states import has_short_terms, split_mode_of
 from dovetail.passes.verify.deep import verify_deep
 from dovetail.passes.verify.verifier import verify
 from testbed.sharing import slow_group
@@ -78,6 +78,18 @@ def test_terms_take_half_the_bytes_and_what_is_planned_is_what_comes(module: nn.
     assert verify_deep(program) > 0
     text = print_program(program)
     assert print_program(parse_program(text)) == text
+
+
+def test_terms_are_shorter_within_groups_too(module: nn.Module) -> None:
+    x = torch.cat([X, X]) if X.shape[0] == 1 else X
+    four = "sim0&sim1&sim2&sim3"
+    found = [
+        dovetail.compile(module, (x,), backend=four, split_mode="batch+tensor", bf16_partials=is_short).program
+        for is_short in (True, False)
+    ]
+    assert [split_mode_of(one) for one in found] == ["batch+tensor"] * 2
+    assert [has_short_terms(one) for one in found] == [True, False]
+    assert bytes_of_terms(found[0]) * 2 == bytes_of_terms(found[1]) > 0
 
 
 def test_a_call_sends_and_takes_what_is_planned(module: nn.Module) -> None:
