@@ -7,7 +7,7 @@ states depends on none of that. Programs are compared by all that solving reads;
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -71,14 +71,15 @@ class MeshForm:
     mesh: Mesh
     mode: str
     group: Group
-    parts: Sequence[Form]
     needs: dict[object, tuple[Mapping[Device, Need], float]] = field(default_factory=dict)
+    parts: dict[int, Form] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, mesh: Mesh, mode: str, group: Group) -> MeshForm:
-        """The form of a mesh, with what solves for the states of each part."""
-        parts = [Form(one.program, solver_of(one.program, one.group, inner_mode(mode))) for one in mesh.parts]
-        return cls(mesh, mode, group, parts)
+    def part(self, number: int) -> Form:
+        """The form of a part; what solves for its states is built where these are not those of the first part."""
+        if number not in self.parts:
+            one = self.mesh.parts[number]
+            self.parts[number] = Form(one.program, solver_of(one.program, one.group, inner_mode(self.mode)))
+        return self.parts[number]
 
     @property
     def program(self) -> Program:
@@ -87,21 +88,22 @@ class MeshForm:
 
     def solution(self, room: Limits, at_no_cost: bool = False) -> Solution | NotPossible:
         """The states of all parts for which there is room."""
-        each = []
-        for number, form in enumerate(self.parts):
-            own = self._room_of(number, room)
-            found = None if not number else self._like_first(number, each[0], own == self._room_of(0, room))
-            found = found or form.solution(own, at_no_cost)
-            if isinstance(found, NotPossible):
-                return NotPossible(self.mode, found.reason)
-            each.append(found)
-        return of_parts(self.mesh, each, self.mode, self.group)
+        rooms = [self._room_of(number, room) for number in range(len(self.mesh.parts))]
+        return self._together(rooms, lambda number: self.part(number).solution(rooms[number], at_no_cost))
 
     def recipe(self) -> Solution | NotPossible:
         """The best recipe of each part, of which nothing is solved for."""
-        each = []
-        for form in self.parts:
-            found = form.recipe()
+        rooms: list[Limits] = [()] * len(self.mesh.parts)
+        return self._together(rooms, lambda number: self.part(number).recipe())
+
+    def _together(
+        self, rooms: Sequence[Limits], solve: Callable[[int], Solution | NotPossible]
+    ) -> Solution | NotPossible:
+        """The states of all parts; those of one that is like the first are the first's."""
+        each: list[Solution] = []
+        for number, room in enumerate(rooms):
+            like = self._like_first(number, each[0]) if number and room == rooms[0] else None
+            found = like or solve(number)
             if isinstance(found, NotPossible):
                 return NotPossible(self.mode, found.reason)
             each.append(found)
@@ -111,10 +113,10 @@ class MeshForm:
         size = len(self.mesh.parts[0].group)
         return room[number * size : (number + 1) * size]
 
-    def _like_first(self, number: int, first: Solution, has_same_room: bool) -> Solution | None:
+    def _like_first(self, number: int, first: Solution) -> Solution | None:
         """The states of the first part for another one that is like it, on devices that are like its own."""
         one, other = self.mesh.parts[0], self.mesh.parts[number]
-        if not has_same_room or not _are_alike(one.group, other.group):
+        if not _are_alike(one.group, other.group):
             return None
         pairs = [*zip(one.program.graph.nodes, other.program.graph.nodes, strict=False)]
         if len(one.program.graph.nodes) != len(other.program.graph.nodes):
@@ -180,7 +182,7 @@ def _forms(program: Program, mode: str, group: Group) -> Sequence[Form | MeshFor
     if not inner_mode(mode):
         return [Form(form, solver_of(form, group, mode)) for form in forms_of(program, mode, group.shares)]
     meshes = meshes_of(program, mode, group)
-    return meshes if isinstance(meshes, NotPossible) else [MeshForm.of(one, mode, group) for one in meshes]
+    return meshes if isinstance(meshes, NotPossible) else [MeshForm(one, mode, group) for one in meshes]
 
 
 def _are_equal(one: Program, other: Program) -> bool:
