@@ -26,7 +26,7 @@ from ..simulate.memory import simulate
 from ..simulate.timeline import timeline
 from .arrange import Arrange
 from .exchanges import Group
-from .kept_forms import Form, forms_with_solvers
+from .kept_forms import Form, MeshForm, forms_with_solvers
 from .modes import Limits, why_not
 from .share import share
 from .solution import Decision, NotPossible, Solution
@@ -141,7 +141,7 @@ def _fitted(tries: _Tries, group: Group, mode: str) -> Fitted | NotPossible:
 class _Tries:
     """Solves a form of a program for one room after another, and lowers a copy in each states that are found, once."""
 
-    def __init__(self, form: Form, program: Program, headroom: int | None = None) -> None:
+    def __init__(self, form: Form | MeshForm, program: Program, headroom: int | None = None) -> None:
         self.program = replace(program, graph=form.program.graph)
         self._form, self._headroom = form, headroom
 

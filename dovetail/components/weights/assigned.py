@@ -213,8 +213,8 @@ class AssignedWeights:
         held = {weight.name: one for weight, one in self.held(module, program)}
         for weight, devices in held_on(program):
             one = held.get(weight.whole)
-            for device in devices if one is not None else ():
-                if self.place(one).home != device or weight.which:
+            for device in devices:
+                if one is not None and (weight.which or self.place(one).home != device):
                     self._slices[one, weight.which, device.name] = weight.nbytes
 
     @locked
