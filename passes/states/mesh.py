@@ -20,7 +20,7 @@ from ...compiler.ir.aliasing import writes
 from ...compiler.ir.program import IN_PARTS, Program, tensors_of, value_of, weight_name
 from ...compiler.ir.value import relocated
 from ...compiler.spec.modes import inner_mode
-from ...compiler.states.strategy import Strategy
+from ...compiler.states.strategy import Strategy, name_of
 from ...compiler.states.table import is_drawn
 from ..batches.divide import write_parts
 from ..batches.division import NotDivisible, division_of
@@ -70,23 +70,34 @@ def meshes_of(program: Program, mode: str, group: Group) -> list[Mesh] | NotPoss
         why = "the inputs are of one picture" if pictures < 2 else _why_no_groups(len(group), pictures)
         return NotPossible(mode, why)
     form = narrowed(program)
-    division = division_of(form, count)
-    if isinstance(division, NotDivisible):
-        return NotPossible(mode, division.reason)
-    alone = next((one for one in form.ops() if one not in division.ways and (writes(one) or is_drawn(one))), None)
-    if division.count != count or division.size % count or alone is not None:
-        why = f"%{alone.name} is for all of its pictures" if alone else "its groups have not as many pictures each"
-        return NotPossible(mode, why)
-    is_joined = [one in division.ways for one in _results(form)]
-    write_parts(form, division)
-    form.facts -= {IN_PARTS}
-    joins = [one for one, is_one in zip(_results(form), is_joined, strict=True) if is_one]
+    joins = _written_in_parts(form, count)
+    if isinstance(joins, NotDivisible):
+        return NotPossible(mode, joins.reason)
     groups = _groups(group, count)
     each = [
         list(forms_of(_only(form, joins, number, one), inner_mode(mode), one.shares))
         for number, one in enumerate(groups)
     ]
     return [_joined(form, joins, some, groups) for some in zip(*each, strict=False)]
+
+
+def _written_in_parts(form: Program, count: int) -> list[Node] | NotDivisible:
+    """Writes a form of a program in so many parts of as many pictures each; returns what joins them, or why not.
+
+    What is not of the pictures will be computed once a group, so that it must neither write nor draw numbers.
+    """
+    division = division_of(form, count)
+    if isinstance(division, NotDivisible):
+        return division
+    if division.count != count or division.size % count:
+        return NotDivisible(f"of {division.size} pictures {count} groups have not as many each")
+    alone = next((one for one in form.ops() if one not in division.ways and (writes(one) or is_drawn(one))), None)
+    if alone is not None:
+        return NotDivisible(f"%{alone.name} = {name_of(alone)} is for all of its pictures")
+    is_joined = [one in division.ways for one in _results(form)]
+    write_parts(form, division)
+    form.facts -= {IN_PARTS}
+    return [one for one, is_one in zip(_results(form), is_joined, strict=True) if is_one]
 
 
 def of_parts(mesh: Mesh, each: Sequence[Solution], mode: str, group: Group) -> Solution:
