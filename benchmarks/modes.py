@@ -30,7 +30,7 @@ from testbed.mode_cells import Cell, cells, judge
 from testbed.zoo.everything import NAMES
 
 Outcome = tuple[Cell, dict[str, Any]]
-ROW = "{:9} {:>6} {:>6} {:>9} {:>6} {:>11} {:>10} {:>9} {:>9}"
+ROW = "{:14} {:>6} {:>6} {:>9} {:>6} {:>11} {:>10} {:>9} {:>9}"
 HEAD = ("mode", "cells", "wrong", "no states", "solved", "equal bits", "ratio most", "s median", "s most")
 
 
