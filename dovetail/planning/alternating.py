@@ -20,7 +20,7 @@ from ..components.plan import ComponentPlan
 from ..passes.infra.base import Pass
 from ..passes.infra.manager import PassManager
 from ..passes.pipeline import default_passes
-from ..passes.states.mesh import group_count
+from ..passes.states.mesh import turn_count
 from ..passes.states.modes import picture_count
 from .lowerings import Lowerings
 
@@ -39,11 +39,11 @@ def may_alternate(decided: Decisions, traced: Program) -> bool:
 def groups_in_turn(plan: ComponentPlan, parts: int) -> list[tuple[Device, ...]]:
     """The devices on which so many independent calls take turns: one by one, or in groups that compute one together.
 
-    As many groups as can have two devices or more each, and equally many.
+    As many groups as can have two devices or more each, and equally many: see `turn_count`.
     """
     devices, count = plan.devices, min(parts, len(plan.devices))
     if inner_mode(plan.mode):
-        size = len(devices) // group_count(len(devices), parts)
+        size = len(devices) // turn_count(len(devices), parts)
         return [devices[at : at + size] for at in range(0, len(devices), size)]
     return [(one,) for one in devices[:count]]
 

@@ -16,7 +16,7 @@ from ...compiler.devices.device import Device
 from ...compiler.spec.modes import inner_mode
 from ...compiler.spec.residency import ALIKE, Residency
 from ...compiler.units import format_bytes
-from ..states.mesh import group_count
+from ..states.mesh import turn_count
 from ..states.solution import NotPossible
 from .chain import Chain, Part
 from .group_work import GroupWork, Work
@@ -231,7 +231,7 @@ def _in_turns(load: Load, devices: Sequence[Device], machine: Machine) -> Work |
 
 def _groups_in_turns(load: Load, devices: Sequence[Device], work: GroupWork) -> Work | NotPossible:
     """The same of groups, each of which computes a call together."""
-    count = group_count(len(devices), load.parts)
+    count = turn_count(len(devices), load.parts)
     if count < 2:
         reason = f"{len(devices)} devices form no groups of two or more for {load.parts} calls that are independent"
         return NotPossible(load.asked.mode, reason)

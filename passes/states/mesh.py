@@ -134,6 +134,15 @@ def group_count(devices: int, pictures: int) -> int:
     return next(fitting, 1)
 
 
+def turn_count(devices: int, calls: int) -> int:
+    """How many groups of as many devices, two or more, take turns with calls of one picture: at most as many as these.
+
+    Where calls do not share out evenly some group makes one more; 1 where there are no several groups.
+    """
+    fitting = (count for count in range(min(calls, devices // 2), 1, -1) if devices % count == 0)
+    return next(fitting, 1)
+
+
 def _why_no_groups(devices: int, pictures: int) -> str:
     return f"{devices} devices form no groups of two or more of which each has as many of {pictures} pictures"
 

@@ -19,7 +19,7 @@ from dovetail.compiler.states.parts import bytes_held, crossing_bytes
 from dovetail.passes.placement.blocks import FindBlocks
 from dovetail.passes.rewrites.simplify import Simplify
 from dovetail.passes.states.kept_forms import MeshForm, forms_with_solvers
-from dovetail.passes.states.mesh import group_count, meshes_of
+from dovetail.passes.states.mesh import group_count, meshes_of, turn_count
 from dovetail.passes.states.solution import NotPossible, Solution
 from dovetail.passes.states.states import split_mode_of
 from dovetail.runtime import sim
@@ -71,6 +71,14 @@ def test_there_are_as_many_groups_as_can_have_equally_many_devices_and_pictures(
     devices: int, pictures: int, count: int
 ) -> None:
     assert group_count(devices, pictures) == count
+
+
+@pytest.mark.parametrize(
+    ("devices", "calls", "count"),
+    [(4, 2, 2), (4, 3, 2), (6, 3, 3), (8, 3, 2), (8, 2, 2), (3, 2, 1), (4, 1, 1), (2, 2, 1)],
+)
+def test_calls_take_turns_on_as_many_groups_as_there_are_calls_or_fewer(devices: int, calls: int, count: int) -> None:
+    assert turn_count(devices, calls) == count
 
 
 class Row(nn.Module):
