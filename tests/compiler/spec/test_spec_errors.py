@@ -167,7 +167,7 @@ def test_an_error_is_shown_with_a_caret_what_was_expected_and_the_nearest_name()
         "'rwo' is not a split mode",
         "  te=layer,vae=rwo",
         "               ^^^",
-        "expected layer, row, tensor, sequence, batch, spatial, auto",
+        "expected layer, row, tensor, sequence, batch, spatial, batch+sequence, batch+tensor, auto",
         "did you mean 'row'?",
     ]
 

@@ -87,7 +87,7 @@ def test_what_each_mode_takes_is_told() -> None:
     (taken,) = (one for one in modes if one["taken"])
     assert taken["mode"] == mode_of(account)
     assert [one["mode"] for one in modes] == [
-        "one device", "layer", "sequence", "batch", "tensor", "spatial", "row",
+        "one device", "layer", "sequence", "batch", "batch+sequence", "tensor", "batch+tensor", "spatial", "row",
     ]  # fmt: skip
     assert all(one["seconds"] >= taken["seconds"] / 1.003 for one in modes if "seconds" in one)
     why = {one["mode"]: one["why_not"] for one in modes if "why_not" in one}
