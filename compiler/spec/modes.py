@@ -116,7 +116,7 @@ def shares_out_weights(mode: str) -> bool:
 
 
 def _read_mode(span: Span) -> str:
-    mode = "+".join(ALIASES.get(one, one) for one in span.value.lower().split("+"))
+    mode = "+".join(ALIASES.get(one.strip(), one.strip()) for one in span.value.lower().split("+"))
     if mode not in MODES:
         raise span.error(f"{span.value!r} is not a split mode", ", ".join(MODES), (*MODES, *ALIASES))
     return mode

@@ -22,6 +22,7 @@ from ..passes.infra.manager import PassManager
 from ..passes.pipeline import default_passes
 from ..passes.states.mesh import turn_count
 from ..passes.states.modes import picture_count
+from ..passes.states.states import beside_others
 from .lowerings import Lowerings
 
 logger = logging.getLogger(__name__)
@@ -91,7 +92,8 @@ def _lowered_on(traced: Program, devices: Sequence[Device], steps: Sequence[Pass
         traced.rig = rig.only(devices)
         traced.home = {name: there for name, there in home.items() if there in devices}
         traced.given = frozenset(range(len(traced.signature.tensors)))
-        return lowerings.of(traced, (tuple(steps), "alone"), lambda program: PassManager(steps).run(program))
+        with beside_others():
+            return lowerings.of(traced, (tuple(steps), "alone"), lambda program: PassManager(steps).run(program))
     finally:
         traced.rig, traced.home, traced.given = rig, home, given
 

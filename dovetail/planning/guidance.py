@@ -35,8 +35,9 @@ class Together:
 
     def told(self, spread: float) -> str:
         """It as a line."""
+        who = "each of which holds it" if all("&" not in one for one in self.places) else "each group of which holds it"
         return (
-            f"calls of {self.component} take turns on {' and '.join(self.places)}, each of which holds it "
+            f"calls of {self.component} take turns on {' and '.join(self.places)}, {who} "
             f"whole: {self.calls} guidance parts take {duration(self.seconds, spread)}, and one after another "
             f"{duration(self.apart, spread)}"
         )

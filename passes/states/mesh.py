@@ -67,7 +67,8 @@ def meshes_of(program: Program, mode: str, group: Group) -> list[Mesh] | NotPoss
     pictures = picture_count(program)
     count = group_count(len(group), pictures)
     if count < 2:
-        why = "the inputs are of one picture" if pictures < 2 else _why_no_groups(len(group), pictures)
+        is_one = pictures < 2 and turn_count(len(group), len(group)) > 1  # of which more pictures would make groups
+        why = "the inputs are of one picture" if is_one else _why_no_groups(len(group), pictures)
         return NotPossible(mode, why)
     form = narrowed(program)
     joins = _written_in_parts(form, count)
@@ -144,6 +145,8 @@ def turn_count(devices: int, calls: int) -> int:
 
 
 def _why_no_groups(devices: int, pictures: int) -> str:
+    if turn_count(devices, devices) < 2:
+        return f"{devices} devices form no groups of two or more, of as many each: four do, or six"
     return f"{devices} devices form no groups of two or more of which each has as many of {pictures} pictures"
 
 

@@ -90,7 +90,7 @@ def posed(program: Program, group: Group, mode: str, most: Limits = (), room: Li
 
 def why_not(program: Program, group: Group, mode: str) -> str:
     """Why nothing of a program can be split under a mode, by its inputs alone; nothing if something may be."""
-    if mode.startswith("batch") and picture_count(program) < 2:
+    if mode == "batch" and picture_count(program) < 2:
         return "the inputs are of one picture"
     if mode == "spatial" and not pictures(program, group):
         return "none of the inputs is a picture that can be split"

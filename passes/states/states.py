@@ -10,7 +10,9 @@ It stands in the place of ``place``, which it falls back to where a mode is not 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
@@ -143,13 +145,27 @@ def _tell(name: str, mode: str, reason: str) -> None:
 
 def _tell_of_seconds(program: Program, mode: str, found: Fitted) -> None:
     """Says once what a mode takes where it is predicted to take longer than one device."""
-    if found.alone is None or found.seconds <= found.alone or (program.name, mode) in _TOLD:
+    is_told = (program.name, mode) in _TOLD or _BESIDE_OTHERS.get()
+    if found.alone is None or found.seconds <= found.alone or is_told:
         return
     _TOLD.add((program.name, mode))
     logger.warning(
         "%s is split by %s as asked (%s a call), though one device alone is predicted to be quicker (%s a call)",
         program.name, mode, duration(found.seconds, SPREAD), duration(found.alone, SPREAD),
     )  # fmt: skip
+
+
+_BESIDE_OTHERS: ContextVar[bool] = ContextVar("dovetail beside others", default=False)
+
+
+@contextmanager
+def beside_others() -> Iterator[None]:
+    """Has programs be lowered of which several go on at once: what one device alone takes is no measure of each."""
+    token = _BESIDE_OTHERS.set(True)
+    try:
+        yield
+    finally:
+        _BESIDE_OTHERS.reset(token)
 
 
 _TOLD: set[tuple[str, str]] = set()

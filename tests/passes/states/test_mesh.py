@@ -26,6 +26,8 @@ from dovetail.runtime import sim
 from testbed.sharing import slow_group
 from testbed.zoo.everything import TINY
 
+from .groups import Gated, Layers
+
 FOUR = "sim0&sim1&sim2&sim3"
 
 
@@ -96,7 +98,7 @@ class Row(nn.Module):
     ("pictures", "devices", "more", "reason"),
     [
         (1, 4, torch.relu, "the inputs are of one picture"),
-        (2, 3, torch.relu, "3 devices form no groups of two or more of which each has as many of 2 pictures"),
+        (2, 3, torch.relu, "3 devices form no groups of two or more, of as many each"),
         (3, 4, torch.relu, "4 devices form no groups of two or more of which each has as many of 3 pictures"),
         (2, 4, lambda x: x - x.mean(0), "takes several pictures together"),
         (2, 4, lambda x: nn.functional.dropout(x, 0.5, True), "takes several pictures together"),
@@ -194,3 +196,13 @@ def test_one_picture_is_placed_by_layers_and_it_is_said_why(caplog: pytest.LogCa
     compiled = dovetail.compile(Row(torch.relu), (x,), backend=FOUR, split_mode="batch+sequence")
     assert split_mode_of(compiled.program) == "layer"
     assert re.search(r"cannot be split by batch\+sequence, for the inputs are of one picture", caplog.text)
+
+
+def test_wide_parts_in_chunks_are_of_all_pictures_and_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    module = Layers(Gated(64), Gated(64)).eval()
+    x = torch.randn(2, 256, 64)
+    compiled = dovetail.compile(module, (x,), backend=FOUR, split_mode="batch+sequence", chunk=2)
+    assert split_mode_of(compiled.program) == "layer"
+    assert "takes several pictures together" in caplog.text
+    assert torch.allclose(compiled(x).cpu(), module(x), atol=1e-5)
