@@ -36,8 +36,7 @@ from dovetail.runtime import sim
 
 from .overhead import Case, double_and_single
 
-TEXT = 16  # tokens, which those of a picture come beside
-SIZES = ((1536, 4, 1024 - TEXT), (512, 6, 256 - TEXT), (256, 4, 256 - TEXT))
+SIZES = ((1536, 4, 1024), (512, 6, 256), (256, 4, 256))
 MODES = ("sequence", "tensor", "batch")
 MICRO = "micro-batches"
 HALVES = "7:3"
