@@ -115,6 +115,11 @@ def shares_out_weights(mode: str) -> bool:
     return (inner_mode(mode) or mode) == "tensor"
 
 
+def shares_out_pictures(mode: str) -> bool:
+    """Whether devices, or groups of them, have some of the pictures of a call each under a mode."""
+    return mode.partition("+")[0] == "batch"
+
+
 def _read_mode(span: Span) -> str:
     mode = "+".join(ALIASES.get(one.strip(), one.strip()) for one in span.value.lower().split("+"))
     if mode not in MODES:

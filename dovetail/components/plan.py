@@ -8,7 +8,7 @@ from ..compiler.devices.device import Device
 from ..compiler.devices.rig import Rig
 from ..compiler.spec.backend import Resting
 from ..compiler.spec.counts import WHOLE
-from ..compiler.spec.modes import TOGETHER
+from ..compiler.spec.modes import TOGETHER, shares_out_pictures
 from ..compiler.spec.residency import ALIKE, Amounts, Residency
 from ..compiler.units import number_text
 
@@ -63,12 +63,12 @@ class ComponentPlan:
     @property
     def takes_turns(self) -> bool:
         """Whether devices, or groups of them, may each hold it whole, so that independent calls of it take turns."""
-        return self.mode.startswith("batch") and not self.kept_apart
+        return shares_out_pictures(self.mode) and not self.kept_apart
 
     @property
     def may_take_turns(self) -> bool:
         """Whether it may turn out that its independent calls take turns."""
-        return self.mode.startswith("batch") or self.seeks_mode
+        return shares_out_pictures(self.mode) or self.seeks_mode
 
     @property
     def kept_apart(self) -> str:

@@ -11,7 +11,7 @@ from ..compiler.devices.device import Device
 from ..compiler.devices.rig import Rig
 from ..compiler.errors import DoesNotFitError
 from ..compiler.ir.program import Program, tensors_of
-from ..compiler.spec.modes import inner_mode
+from ..compiler.spec.modes import inner_mode, shares_out_pictures
 from ..components.alternating import Alternating
 from ..components.compiled import CompiledModule
 from ..components.decisions import Decisions
@@ -20,7 +20,7 @@ from ..components.plan import ComponentPlan
 from ..passes.infra.base import Pass
 from ..passes.infra.manager import PassManager
 from ..passes.pipeline import default_passes
-from ..passes.states.mesh import turn_count
+from ..passes.states.mesh import stretches, turn_count
 from ..passes.states.modes import picture_count
 from ..passes.states.states import beside_others
 from .lowerings import Lowerings
@@ -42,11 +42,10 @@ def groups_in_turn(plan: ComponentPlan, parts: int) -> list[tuple[Device, ...]]:
 
     As many groups as can have two devices or more each, and equally many: see `turn_count`.
     """
-    devices, count = plan.devices, min(parts, len(plan.devices))
+    devices = plan.devices
     if inner_mode(plan.mode):
-        size = len(devices) // turn_count(len(devices), parts)
-        return [devices[at : at + size] for at in range(0, len(devices), size)]
-    return [(one,) for one in devices[:count]]
+        return [devices[one] for one in stretches(len(devices), turn_count(len(devices), parts))]
+    return [(one,) for one in devices[:parts]]
 
 
 def steps_in_turn(plan: ComponentPlan) -> tuple[Pass, ...]:
@@ -64,7 +63,7 @@ def kept_apart(decided: Decisions, run: DryRun, programs: Sequence[CompiledModul
     """Why calls of a component run one after another that could go on at the same time, in words; else nothing."""
     plan, several = decided.plan, len(decided.devices) > 1 and run.parts_of(decided.component) > 1
     is_split = any(isinstance(one, Alternating) or one.program.is_grouped for one in programs)
-    if not plan.mode.startswith("batch") or not several or is_split:
+    if not shares_out_pictures(plan.mode) or not several or is_split:
         return ""
     return plan.kept_apart or "not each device has room for all of it, or passes or a plan place it otherwise"
 

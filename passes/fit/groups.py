@@ -16,7 +16,7 @@ from ...compiler.devices.device import Device
 from ...compiler.spec.modes import inner_mode
 from ...compiler.spec.residency import ALIKE, Residency
 from ...compiler.units import format_bytes
-from ..states.mesh import turn_count
+from ..states.mesh import stretches, turn_count
 from ..states.solution import NotPossible
 from .chain import Chain, Part
 from .group_work import GroupWork, Work
@@ -235,8 +235,7 @@ def _groups_in_turns(load: Load, devices: Sequence[Device], work: GroupWork) -> 
     if count < 2:
         reason = f"{len(devices)} devices form no groups of two or more for {load.parts} calls that are independent"
         return NotPossible(load.asked.mode, reason)
-    size = len(devices) // count
-    each = [work.over(devices[at : at + size]) for at in range(0, len(devices), size)]
+    each = [work.over(devices[one]) for one in stretches(len(devices), count)]
     refused = next((one for one in each if isinstance(one, NotPossible)), None)
     if refused is not None:
         return NotPossible(load.asked.mode, refused.reason)

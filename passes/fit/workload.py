@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from ...compiler.devices.device import Device
 from ...compiler.devices.speeds import Speed
 from ...compiler.errors import DoesNotFitError
-from ...compiler.spec.modes import QUICKEST, TOGETHER
+from ...compiler.spec.modes import QUICKEST, TOGETHER, shares_out_pictures
 from ...compiler.spec.residency import ALIKE, Amounts, Residency
 from .chain import Chain, Part
 from .group_work import GroupWork
@@ -108,7 +108,7 @@ class Load:
     def takes_turns(self) -> bool:
         """Whether devices, or groups of them, hold it whole, and its calls take turns."""
         return (
-            self.asked.mode.startswith("batch") and self.parts > 1 and not self.asked.shares and self.work is not None
+            shares_out_pictures(self.asked.mode) and self.parts > 1 and not self.asked.shares and self.work is not None
         )
 
     @property

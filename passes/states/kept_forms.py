@@ -22,7 +22,7 @@ from ...compiler.spec.modes import inner_mode
 from ..analysis.memory_needs import Need
 from .exchanges import Group
 from .forms import forms_of
-from .mesh import Mesh, meshes_of, of_parts
+from .mesh import Mesh, meshes_of, of_parts, stretches
 from .modes import Limits
 from .solution import NotPossible, Solution
 from .solve import Solver, solver_of
@@ -88,7 +88,7 @@ class MeshForm:
 
     def solution(self, room: Limits, at_no_cost: bool = False) -> Solution | NotPossible:
         """The states of all parts for which there is room."""
-        rooms = [self._room_of(number, room) for number in range(len(self.mesh.parts))]
+        rooms = [room[one] for one in stretches(len(self.group), len(self.mesh.parts))]
         return self._together(rooms, lambda number: self.part(number).solution(rooms[number], at_no_cost))
 
     def recipe(self) -> Solution | NotPossible:
@@ -108,10 +108,6 @@ class MeshForm:
                 return NotPossible(self.mode, found.reason)
             each.append(found)
         return of_parts(self.mesh, each, self.mode, self.group)
-
-    def _room_of(self, number: int, room: Limits) -> Limits:
-        size = len(self.mesh.parts[0].group)
-        return room[number * size : (number + 1) * size]
 
     def _like_first(self, number: int, first: Solution) -> Solution | None:
         """The states of the first part for another one that is like it, on devices that are like its own."""

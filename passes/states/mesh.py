@@ -67,9 +67,7 @@ def meshes_of(program: Program, mode: str, group: Group) -> list[Mesh] | NotPoss
     pictures = picture_count(program)
     count = group_count(len(group), pictures)
     if count < 2:
-        is_one = pictures < 2 and turn_count(len(group), len(group)) > 1  # of which more pictures would make groups
-        why = "the inputs are of one picture" if is_one else _why_no_groups(len(group), pictures)
-        return NotPossible(mode, why)
+        return NotPossible(mode, _why_no_groups(len(group), pictures))
     form = narrowed(program)
     joins = _written_in_parts(form, count)
     if isinstance(joins, NotDivisible):
@@ -131,8 +129,7 @@ def _results(program: Program) -> list[Any]:
 
 def group_count(devices: int, pictures: int) -> int:
     """How many groups of two devices or more have as many devices and pictures as the others: the most; 1 for none."""
-    fitting = (count for count in range(devices // 2, 1, -1) if devices % count == 0 and pictures % count == 0)
-    return next(fitting, 1)
+    return next((count for count in _counts(devices) if pictures % count == 0), 1)
 
 
 def turn_count(devices: int, calls: int) -> int:
@@ -140,20 +137,31 @@ def turn_count(devices: int, calls: int) -> int:
 
     Where calls do not share out evenly some group makes one more; 1 where there are no several groups.
     """
-    fitting = (count for count in range(min(calls, devices // 2), 1, -1) if devices % count == 0)
-    return next(fitting, 1)
+    return next((count for count in _counts(devices) if count <= calls), 1)
+
+
+def stretches(devices: int, count: int) -> list[slice]:
+    """Where so many groups of as many devices lie among devices: each follows the one before it."""
+    size = devices // count
+    return [slice(at, at + size) for at in range(0, devices, size)]
+
+
+def _counts(devices: int) -> list[int]:
+    """How many groups of as many devices, two or more, there may be, the most first."""
+    return [count for count in range(devices // 2, 1, -1) if devices % count == 0]
 
 
 def _why_no_groups(devices: int, pictures: int) -> str:
-    if turn_count(devices, devices) < 2:
+    if not _counts(devices):
         return f"{devices} devices form no groups of two or more, of as many each: four do, or six"
+    if pictures < 2:
+        return "the inputs are of one picture"
     return f"{devices} devices form no groups of two or more of which each has as many of {pictures} pictures"
 
 
 def _groups(group: Group, count: int) -> list[Group]:
-    size = len(group) // count
-    stretches = [slice(at, at + size) for at in range(0, len(group), size)]
-    return [replace(group, devices=group.devices[one], shares=_some(group.shares[one])) for one in stretches]
+    every = stretches(len(group), count)
+    return [replace(group, devices=group.devices[one], shares=_some(group.shares[one])) for one in every]
 
 
 def _some(shares: tuple[int, ...]) -> tuple[int, ...]:
