@@ -56,9 +56,11 @@ class _Memory:
         self.before = {node: value_of(node) for node in program.ops()}
         self._piece = possible_memory(program.graph.nodes)
         self._bytes: dict[int, int] = {}
+        self._maker: dict[int, Node] = {}  # by the trace, where a cast makes memory that only may be its operand's
         for node in program.graph.nodes:
             for tensor in tensors_of(node) if node.op == "call_function" else ():
                 self._bytes.setdefault(tensor.storage, tensor.nbytes)
+                self._maker.setdefault(tensor.storage, node)
         self._last = last_touches(
             program.graph.nodes, lambda node: (self._piece[one] for one in (node, *node.all_input_nodes))
         )
@@ -78,7 +80,7 @@ class _Memory:
             return None
         if placement_of(piece).segment != placement_of(node).segment or self._bytes[held.storage] != held.nbytes:
             return None
-        if not fills_on_each(node, operand, piece, held.storage):
+        if not fills_on_each(node, operand, self._maker.get(held.storage, piece), held.storage):
             return None
         given = [*node.args, *node.kwargs.values()]
         others = [self._piece[one] for one in node.all_input_nodes if one is not operand]

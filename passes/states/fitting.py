@@ -30,6 +30,7 @@ from .kept_forms import Form, MeshForm, forms_with_solvers
 from .modes import Limits, why_not
 from .share import share
 from .solution import Decision, NotPossible, Solution
+from .views import split_before_views
 
 _TRIES = 6  # of less room, each with what the one before turned out to need
 _FINE = 16  # so many steps between the shares of devices that differ in speed
@@ -242,7 +243,8 @@ def together(program: Program, decision: Decision) -> int:
     """Has all devices compute a program as was decided; returns how many values change their state."""
     commit(program, on_main(program))
     Pin().run(program)
-    return share(program, decision.strategies.get, decision.has_short_terms, decision.groups)
+    strategies = split_before_views(program, decision)
+    return share(program, strategies.get, decision.has_short_terms, decision.groups)
 
 
 def on_main(program: Program) -> Assignment:

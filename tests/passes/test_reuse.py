@@ -307,3 +307,29 @@ def test_devices_that_compute_together_compute_over_the_parts_that_they_have(mod
         assert torch.equal(x, kept)
         planned = [one.total for one in simulate(compiled.program).values()]
         assert [sim.stats(index).peak for index in (0, 1)] == planned
+
+
+class Cast(Wide):
+    """One whose activation is computed in another dtype, as rotations of queries are."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.layers[1]((self.layers[0](x).float() * 2).neg().to(x.dtype))
+
+
+@pytest.mark.parametrize("mode", ["sequence", "tensor", "batch"])
+def test_what_was_cast_is_overwritten_on_devices_that_compute_together_too(mode: str, clean_sims: None) -> None:
+    torch.manual_seed(0)
+    module, x = Cast().bfloat16().eval(), torch.randn(2, 128, 64, dtype=torch.bfloat16)
+    compiled = dovetail.compile(module, (x,), backend="sim0&sim1", split_mode=mode)
+    over = [node.target.overloadpacket.__name__ for node in compiled.program.ops() if overwrites(node)]  # type: ignore[union-attr]
+    assert over[:2] == ["mul", "neg"], "in the memory that the cast has made"
+    with torch.no_grad():
+        expected = module(x)
+    kept = x.clone()
+    for _ in range(2):
+        for index in (0, 1):
+            sim.reset_peak(index)
+        assert torch.allclose(compiled(x), expected, atol=0.04)
+        assert torch.equal(x, kept)
+        planned = [one.total for one in simulate(compiled.program).values()]
+        assert [sim.stats(index).peak for index in (0, 1)] == planned
