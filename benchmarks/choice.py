@@ -6,8 +6,9 @@ A line has the predicted seconds of one call of a denoiser: on the best single c
 there, by layers and under each mode, and what was chosen. Behind them stands how many times quicker that is than one
 such card that holds the model, or the fastest one where cards differ, with the floor, if there is one. Floors are for
 transformers of at least 4000 tokens on equal cards; where a call has the two halves of guidance they are those of the
-halves on two cards. Exchanges are added to computing, and not hidden behind it. The last lines say where the choice is
-more than 2 % behind the best mode, or slower than the best single card: then the exit code is 1.
+halves on two cards. Exchanges are added to computing, and not hidden behind it. "Of at most" is what cards could reach
+that exchange nothing: each starts all operations of its part, which no card does for another. The last lines say where
+the choice is more than 2 % behind the best mode, or slower than the best single card: then the exit code is 1.
 
 Models are traced on meta, without weights. SD3.5 and SDXL have both halves of guidance in a call, as pipelines call
 them. A size in a rig that is a part is that of the weights of the model.
@@ -20,7 +21,7 @@ import gc
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -36,7 +37,7 @@ from dovetail.passes.fit.choices import Choice, choices
 from dovetail.passes.fit.groups import MODES
 from dovetail.passes.fit.machine import Machine
 from dovetail.passes.fit.search import ALONE, LAYER
-from dovetail.passes.fit.workload import Budgets, Load
+from dovetail.passes.fit.workload import Load
 from testbed.zoo.full_size import FULL_SIZE
 from testbed.zoo.meta import FullSize
 
@@ -119,11 +120,15 @@ def _doubled(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Row:
-    """What was found of a model on a rig; ``held`` are the seconds of the fastest card if it holds all."""
+    """What was found of a model on a rig; ``held`` are the seconds of the fastest card if it holds all.
+
+    ``least`` are those of equal cards that share out all computing and exchange nothing.
+    """
 
     name: str
     rig: str
     held: float
+    least: float
     chosen: str
     seconds: float
     choices: Sequence[Choice]
@@ -154,7 +159,10 @@ class Row:
         cells = " ".join(f"{said.get(mode, '-'):>{max(8, len(shown))}}" for mode, shown in HEADS.items())
         times = self.held / self.seconds
         floor = "" if self.floor is None else f" floor {self.floor:g}{'' if times >= self.floor else ': BELOW'}"
-        return f"{self.rig:19} {cells} {self.seconds:8.3f} {times:5.2f}x{floor:18} {self.took:5.1f} s  {self.chosen}"
+        most = f" of at most {self.held / self.least:.2f}x"
+        return (
+            f"{self.rig:19} {cells} {self.seconds:8.3f} {times:5.2f}x{most}{floor:18} {self.took:5.1f} s  {self.chosen}"
+        )
 
 
 def found(name: str, program: Program, title: str) -> Row:
@@ -170,13 +178,21 @@ def found(name: str, program: Program, title: str) -> Row:
     took, way = time.process_time() - started, solution.ways[name]
     each = list(choices(loads, solution, machine, budgets))
     chosen = f"{way.mode if len(way.devices) > 1 else ALONE} {'&'.join(map(str, way.devices))} {way.residency.value}"
-    return Row(name, title, _held(loads[0], machine, budgets), chosen, solution.seconds, each, took)
+    held = min(_held(loads[0], machine))
+    return Row(name, title, held, _shared_out(loads[0], machine), chosen, solution.seconds, each, took)
 
 
-def _held(load: Load, machine: Machine, budgets: Budgets) -> float:
-    """The seconds of a call on the fastest card, if that holds all weights."""
-    cards = [device for device in machine.devices if device != machine.host]
-    return min(load.times * load.called(False)[0].seconds(machine.speeds[card]) for card in cards)
+def _held(load: Load, machine: Machine, **other: float) -> list[float]:
+    """The seconds of a call on each card, if that holds all weights; at ``other`` speeds than it has."""
+    speeds = [replace(machine.speeds[device], **other) for device in machine.devices if device != machine.host]
+    return [load.times * load.called(False)[0].seconds(speed) for speed in speeds]
+
+
+def _shared_out(load: Load, machine: Machine) -> float:
+    """The least seconds of a call that all cards share out: each computes its part, and starts all operations."""
+    computing = _held(load, machine, launch=0.0)
+    starting = min(_held(load, machine)) - min(computing)
+    return 1 / sum(1 / one for one in computing) + starting
 
 
 def main() -> None:

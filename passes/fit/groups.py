@@ -222,7 +222,8 @@ def _in_turns(load: Load, devices: Sequence[Device], machine: Machine) -> Work |
     if inner and load.work is not None:
         return _groups_in_turns(load, devices, replace(load.work, mode=inner))
     if count > load.parts:
-        return NotPossible(load.asked.mode, f"{load.parts} calls of it are independent of each other")
+        reason = f"{count} devices are more than the {load.parts} calls of it that are independent of each other"
+        return NotPossible(load.asked.mode, reason)
     chain, times = load.called(False)
     slowest = max(chain.seconds(machine.speeds[device]) for device in devices)
     rounds = times / load.parts * -(-load.parts // count)
