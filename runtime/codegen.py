@@ -279,8 +279,8 @@ def _write_copy(writer: _Writer, copy: Copy) -> None:
         return
     slot, event = writer.slots.ends_of(copy)
     arrival = writer.slot(slot, f"{value}_to_{copy.target}")
-    way: Any = writer.transport.sender(copy)
-    way = steps.in_parts(way, copy) if copy.landings else way
+    transport = writer.transport
+    way = steps.in_parts(transport.sender_of_boxes(copy), copy) if copy.landings else transport.sender(copy)
     send = writer.bind(f"send_{value}_to_{_identifier(copy.target.name)}", way)
     writer.write(f"slots[{arrival}] = {send}({value}{memory})")
     if event is not None:

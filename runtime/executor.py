@@ -313,8 +313,9 @@ class Executor:
         if memory is not None and copy.source == copy.target:
             return steps.fill_own(origin, memory, copy.landings)
         target, event = self._slots.on(copy.target).ends_of(copy)
-        send = self._transport.sender(copy)
-        way = send if memory is None else steps.in_parts(send, copy)
+        if memory is None:
+            return steps.copy(self._transport.sender(copy), origin, target, event, None)
+        way = steps.in_parts(self._transport.sender_of_boxes(copy), copy)
         return steps.copy(way, origin, target, event, memory)
 
     def _load_step(self, load: Load) -> Step:

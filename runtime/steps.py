@@ -12,7 +12,7 @@ from ..compiler.ir.schedule import Copy
 from ..compiler.ir.split import is_packed
 from .devices.transfers import fence as fence
 from .devices.transfers import fill
-from .transport import Coming, Send
+from .transport import Coming, SendBoxes
 
 Values = list[Any]
 Step = Callable[[Values], None]
@@ -20,34 +20,15 @@ Steps = Mapping[int, Step]
 """Steps by the number of their instruction in the schedule, in its order."""
 
 
-class Parts:
-    """The boxes of a value on their way to one device."""
-
-    __slots__ = ("_coming",)
-
-    def __init__(self, coming: Sequence[Coming]) -> None:
-        self._coming = coming
-
-    @property
-    def done(self) -> Any:
-        """The event after which all of them were read: that of the last, for they follow one another."""
-        return self._coming[-1].done
-
-    def wait(self) -> None:
-        """Has the device's current stream wait for all of them."""
-        for one in self._coming:
-            one.wait()
-
-
-def in_parts(send: Send, copy: Copy) -> Callable[[torch.Tensor, torch.Tensor], Parts]:
+def in_parts(send: SendBoxes, copy: Copy) -> Callable[[torch.Tensor, torch.Tensor], Coming]:
     """Starts to send boxes of a value into their places in memory on the target.
 
     A box that does not lie together is packed on its own device first: the place has no room for what lies around it.
     """
     boxes = [(one, is_packed(copy.sent.node, copy.source, one.taken)) for one in copy.landings]
 
-    def start(value: torch.Tensor, memory: torch.Tensor) -> Parts:
-        return Parts([send(_box(value, one, packs), into=one.into.of(memory)) for one, packs in boxes])
+    def start(value: torch.Tensor, memory: torch.Tensor) -> Coming:
+        return send([_box(value, one, packs) for one, packs in boxes], [one.into.of(memory) for one, _ in boxes])
 
     return start
 
@@ -63,7 +44,7 @@ def fill_parts(value: torch.Tensor, memory: torch.Tensor, landings: Sequence[Lan
         fill(one.into.of(memory), one.taken.of(value))
 
 
-def copy(send: Callable[..., Coming | Parts], source: int, target: int, event: int | None, memory: int | None) -> Step:
+def copy(send: Callable[..., Coming], source: int, target: int, event: int | None, memory: int | None) -> Step:
     """Starts to send a value into memory of its own, or boxes of it into memory that lies in a slot."""
 
     def start(values: Values) -> None:

@@ -9,15 +9,14 @@ order. Passes and schedules know nothing of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from ..compiler.ir.schedule import Copy
 from .devices.recording import spanned
-from .devices.transfers import start_copy
+from .devices.transfers import start_copies, start_copy
 
 
 class Coming(Protocol):
@@ -26,11 +25,14 @@ class Coming(Protocol):
     done: Any
 
     def wait(self) -> torch.Tensor:
-        """Returns the value on its target, to be used on the current stream there, in its place if it has one."""
+        """Returns the value on its target, to be used on the current stream there; or the last box of it."""
 
 
-Send = Callable[..., Coming]
-"""Starts one copy: ``send(value)``, or ``send(value, into=place)`` where it has a place in memory on the target."""
+Send = Callable[[torch.Tensor], Coming]
+"""Starts one copy of a value, into memory of its own."""
+
+SendBoxes = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Coming]
+"""Starts one copy of boxes of a value, each into its place in memory on the target."""
 
 
 class Transport(Protocol):
@@ -39,14 +41,26 @@ class Transport(Protocol):
     def sender(self, copy: Copy) -> Send:
         """The function that starts a copy, from any call and any thread; it keeps the strides of the value."""
 
+    def sender_of_boxes(self, copy: Copy) -> SendBoxes:
+        """The same for a copy with landings."""
+
 
 class InProcess:
     """The devices of this process, over their own links; see `start_copy`."""
 
     def sender(self, copy: Copy) -> Send:
         """One that knows where the copy goes."""
-        send = partial(start_copy, target=copy.target.torch)
-        return spanned(f"{copy.source} to {copy.target}", str(copy.sent), send, _arrived)
+        target = copy.target.torch
+        return _seen(copy, lambda value: start_copy(value, target))
+
+    def sender_of_boxes(self, copy: Copy) -> SendBoxes:
+        """One that knows where the copy goes."""
+        target = copy.target.torch
+        return _seen(copy, lambda boxes, places: start_copies(boxes, target, places))
+
+
+def _seen(copy: Copy, send: Callable[..., Coming]) -> Callable[..., Coming]:
+    return spanned(f"{copy.source} to {copy.target}", str(copy.sent), send, _arrived)
 
 
 def _arrived(coming: Coming) -> None:

@@ -1,6 +1,7 @@
 """Copies between devices that overlap with computing, where the devices have streams, and arrive intact.
 
-Every byte that goes from one accelerator to another goes through `start_copy`, and weights through `moved`.
+Every byte that goes from one accelerator to another goes through `start_copy` or `start_copies`, and weights through
+`moved`.
 
 A copy keeps the exact strides of the value, since the same strides mean the same kernels and so the same bits. It
 runs on side streams of both devices, one for each peer and direction, so that no link waits for another: these wait
@@ -14,6 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 import torch
 
@@ -62,6 +64,24 @@ class Arrival:
             self.done.synchronize()
 
 
+class Arrivals:
+    """Boxes of a value on their way to a device, each by itself: ``done`` is the event of the last."""
+
+    __slots__ = ("_coming", "done")
+
+    def __init__(self, coming: Sequence[Arrival]) -> None:
+        self._coming = coming
+        self.done = coming[-1].done
+
+    def wait(self) -> torch.Tensor:
+        """Has the device's current stream wait for all of them; returns the last."""
+        return [one.wait() for one in self._coming][-1]
+
+    def settle(self) -> None:
+        """Blocks the host until the copies have read them."""
+        self._coming[-1].settle()
+
+
 def fill(place: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
     """Copies a part into its place in a whole; raises ValueError where it has other sizes or another dtype."""
     _check_place(place, part)
@@ -99,7 +119,24 @@ def start_copy(value: torch.Tensor, target: torch.device, into: torch.Tensor | N
         return Arrival(coming._value, there, coming.done, into)
     if here.probe_bytes and there.probe_bytes and not copies_arrive(here, there):
         return _bounce(value, here, there, into)
-    return _send(value, here, there, into=into)
+    return _send([value], here, there, into=[] if into is None else [into])
+
+
+def start_copies(
+    boxes: Sequence[torch.Tensor], target: torch.device, places: Sequence[torch.Tensor]
+) -> Arrival | Arrivals:
+    """Starts to copy boxes of a value into their places in memory that is there; see `start_copy`.
+
+    Boxes that can land at once follow each other on the side streams, and one event tells of all: what is awaited and
+    recorded for a copy takes longer than a copy of few bytes.
+    """
+    here, there = accelerator_of(boxes[0].device), accelerator_of(target)
+    lands = boxes[0].device != target and not there.is_host and all(box.is_contiguous() for box in boxes)
+    if not lands or (here.probe_bytes and there.probe_bytes and not copies_arrive(here, there)):
+        return Arrivals([start_copy(box, target, place) for box, place in zip(boxes, places, strict=True)])
+    for box, place in zip(boxes, places, strict=True):
+        _check_place(place, box)
+    return _send(boxes, here, there, into=places)
 
 
 def start_snapshot(value: torch.Tensor, target: torch.device) -> Arrival:
@@ -199,37 +236,39 @@ _lock = _Lock()
 
 
 def _send(
-    value: torch.Tensor,
+    values: Sequence[torch.Tensor],
     here: Accelerator,
     there: Accelerator,
     before: Event = None,
-    into: torch.Tensor | None = None,
+    into: Sequence[torch.Tensor] = (),
 ) -> Arrival:
     """Copies on the side streams, after what was launched on the source's current stream and after `before`.
 
-    Memory that it lands in may have been another value's until now: the copy is after the target's current stream too.
+    A value alone goes into memory of its own, unless it has a place; several have places in one memory. That may have
+    been another value's until now: the copies are after the target's current stream too.
     """
     side_here, side_there = here.side_stream(("to", there.device)), there.side_stream(("from", here.device))
     from_now, to_now = here.current_stream(), there.current_stream()
     here.wait(side_here, here.record(from_now))
     there.wait(side_there, before)
-    if into is not None:
+    if into:
         there.wait(side_there, there.record(to_now))
     try:
         with here.use(side_here), there.use(side_there):
-            here.keep(value, side_here)  # before the copy is launched: an interrupt behind it frees both
-            if into is not None:
-                there.keep(into, side_there)
-            arrived = _copied(value, here, there, into)
+            for value in values:
+                here.keep(value, side_here)  # before a copy is launched: an interrupt behind it frees both
+            for place in into:
+                there.keep(place, side_there)
+            arrived = [_copied(*pair, here, there) for pair in zip_longest(values, into)]
             done = there.record(side_there) if there.has_streams else here.record(side_here)
     except BaseException:  # an interrupt may come within what leaves a stream, which all that follows would use then
         here.choose(from_now)
         there.choose(to_now)
         raise
-    return Arrival(arrived, there, done)
+    return Arrival(arrived[0], there, done)
 
 
-def _copied(value: torch.Tensor, here: Accelerator, there: Accelerator, into: torch.Tensor | None) -> torch.Tensor:
+def _copied(value: torch.Tensor, into: torch.Tensor | None, here: Accelerator, there: Accelerator) -> torch.Tensor:
     """Copies a value into memory that is there, or of its own."""
     if into is None:
         return _copy(value, here, there)
@@ -239,8 +278,8 @@ def _copied(value: torch.Tensor, here: Accelerator, there: Accelerator, into: to
 def _bounce(value: torch.Tensor, here: Accelerator, there: Accelerator, into: torch.Tensor | None = None) -> Arrival:
     """Copies through host memory without blocking the host."""
     host = accelerator_of(torch.device("cpu"))
-    halfway = _send(value, here, host)
-    return _send(halfway._value, host, there, halfway.done, into)
+    halfway = _send([value], here, host)
+    return _send([halfway._value], host, there, halfway.done, [] if into is None else [into])
 
 
 def _copy(value: torch.Tensor, here: Accelerator, there: Accelerator) -> torch.Tensor:
@@ -303,5 +342,5 @@ def _patterns(count: int) -> list[torch.Tensor]:
 
 def _bytes_lost(pattern: torch.Tensor, here: Accelerator, there: Accelerator) -> int:
     sent = pattern.to(here.device)
-    back = _send(sent, here, there).wait().cpu()
+    back = _send([sent], here, there).wait().cpu()
     return int((back != pattern).sum())

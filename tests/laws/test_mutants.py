@@ -152,17 +152,19 @@ def test_every_value_that_stays_where_it_was_is_caught_when_it_runs(
     subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The copy yields the value itself, still where it was; only `copy_` may read it there, as on every device."""
-    send, verdicts = transport.start_copy, []
+    send, send_boxes, verdicts = transport.start_copy, transport.start_copies, []
     copies = [one for one in copies_of(subject.compiled.schedule) if one.source != one.target]
     for dropped in (index for index, one in enumerate(copies) if not is_read_by_copying(one)):
         turn = iter(range(10**6))
 
-        def start(
-            value: Any, target: torch.device, into: Any = None, turn: Any = turn, dropped: int = dropped
-        ) -> Arrival:
-            return send(value, value.device) if next(turn) == dropped else send(value, target, into)
+        def start(value: Any, target: torch.device, turn: Any = turn, dropped: int = dropped) -> Arrival:
+            return send(value, value.device if next(turn) == dropped else target)
+
+        def start_boxes(boxes: Any, target: torch.device, places: Any, turn: Any = turn, dropped: int = dropped) -> Any:
+            return send(boxes[0], boxes[0].device) if next(turn) == dropped else send_boxes(boxes, target, places)
 
         monkeypatch.setattr(transport, "start_copy", start)
+        monkeypatch.setattr(transport, "start_copies", start_boxes)
         verdicts.append(subject.survives(subject.compiled.schedule))
     count(verdicts, "values that stayed", "running")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,12 +26,14 @@ class Message:
 
     data: bytes
     copy: Copy
-    into: torch.Tensor | None
+    into: Sequence[torch.Tensor] = ()
     done: Any = None
 
     def wait(self) -> torch.Tensor:
-        value: torch.Tensor = torch.load(io.BytesIO(self.data)).to(self.copy.target.torch)
-        return value if self.into is None else self.into.copy_(value)
+        values = [one.to(self.copy.target.torch) for one in torch.load(io.BytesIO(self.data))]
+        for place, value in zip(self.into, values, strict=False):
+            place.copy_(value)
+        return values[-1]
 
 
 @dataclass
@@ -40,15 +42,20 @@ class Mail:
 
     sent: list[str] = field(default_factory=list)
 
-    def sender(self, copy: Copy) -> Callable[..., Message]:
-        def send(value: torch.Tensor, into: torch.Tensor | None = None) -> Message:
-            assert value.device == copy.source.torch
-            written = io.BytesIO()
-            torch.save(value.cpu(), written)
-            self.sent.append(str(copy))
-            return Message(written.getvalue(), copy, into)
+    def sender(self, copy: Copy) -> Callable[[torch.Tensor], Message]:
+        assert not copy.landings
+        return lambda value: self.send(copy, [value])
 
-        return send
+    def sender_of_boxes(self, copy: Copy) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Message]:
+        assert copy.landings
+        return lambda boxes, places: self.send(copy, boxes, places)
+
+    def send(self, copy: Copy, values: Sequence[torch.Tensor], into: Sequence[torch.Tensor] = ()) -> Message:
+        assert {value.device for value in values} == {copy.source.torch}
+        written = io.BytesIO()
+        torch.save([value.cpu() for value in values], written)
+        self.sent.append(str(copy))
+        return Message(written.getvalue(), copy, into)
 
 
 @pytest.mark.fifth

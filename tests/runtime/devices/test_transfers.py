@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dovetail.runtime import sim
 from dovetail.runtime.devices import transfers
 from dovetail.runtime.devices.accelerator import Accelerator, SimAccelerator, accelerator_of
-from dovetail.runtime.devices.transfers import fence, start_copy
+from dovetail.runtime.devices.transfers import fence, start_copies, start_copy
 from dovetail.runtime.sim import streams
 
 sim.enable()
@@ -233,6 +233,50 @@ def test_a_part_that_cannot_go_straight_into_its_place_is_put_there_when_it_is_a
     assert whole.sum().item() == 78
 
 
+@pytest.mark.parametrize(("source", "target"), [(SIM1, SIM0), (SIM1, CPU), (CPU, SIM0)])
+@pytest.mark.parametrize("dense", [True, False])
+def test_boxes_of_a_value_land_in_their_places(source, target, dense):
+    whole = torch.zeros(4, 7, device=target)
+    value = torch.arange(1.0, 25.0).reshape(4, 6).to(source)
+    boxes = [value.narrow(1, at, 2).clone() if dense else value.narrow(1, at, 2) for at in (4, 0)]
+    coming = start_copies(boxes, target, [whole.narrow(1, 5, 2), whole.narrow(1, 1, 2)])
+    del boxes
+    coming.wait()
+    expected = torch.zeros(4, 7)
+    expected[:, 5:], expected[:, 1:3] = value.cpu()[:, 4:], value.cpu()[:, :2]
+    assert torch.equal(whole.cpu(), expected)
+    coming.settle()
+
+
+def test_boxes_between_devices_follow_each_other_without_waiting_for_each():
+    transfers.copies_arrive(accelerator_of(SIM0), accelerator_of(SIM1))
+    value, whole = torch.arange(12.0).to(SIM0), torch.zeros(12, device=SIM1)
+    stream, events = accelerator_of(SIM0).side_stream(("to", SIM1)), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            streams.Event, "record", lambda self, of, record=streams.Event.record: [events.append(of), record(self, of)]
+        )
+        before = stream.now
+        start_copies(list(value.split(4)), SIM1, list(whole.split(4))).wait()
+    assert stream.now - before == 3
+    assert len(events) == 3, "what both devices did before, and the end"
+    assert torch.equal(whole.cpu(), value.cpu())
+
+
+def test_boxes_go_through_the_host_where_a_link_is_broken():
+    value, whole = torch.arange(12.0).to(SIM0), torch.zeros(12, device=SIM1)
+    with sim.broken_link(0, 1):
+        start_copies([value[6:], value[:6]], SIM1, [whole[:6], whole[6:]]).wait()
+    assert torch.equal(whole.cpu(), torch.cat([value[6:], value[:6]]).cpu())
+
+
+def test_boxes_of_another_size_than_their_places_are_refused():
+    value, whole = torch.ones(4, device=SIM0), torch.zeros(4, device=SIM1)
+    with pytest.raises(ValueError, match="does not fit"):
+        start_copies([value[:2], value[2:]], SIM1, [whole[:2], whole[2:3]])
+    assert whole.sum().item() == 0
+
+
 SIM2 = torch.device("sim", 2)
 
 
@@ -295,9 +339,9 @@ class Streamless(Accelerator):
 @pytest.mark.parametrize(
     "copy",
     [
-        lambda value, place: transfers._send(value, accelerator_of(CPU), Streamless(CPU)),
-        lambda value, place: transfers._send(value, accelerator_of(CPU), Streamless(CPU), into=place),
-        lambda value, place: transfers._send(value, Streamless(CPU), accelerator_of(CPU), into=place),
+        lambda value, place: transfers._send([value], accelerator_of(CPU), Streamless(CPU)),
+        lambda value, place: transfers._send([value], accelerator_of(CPU), Streamless(CPU), into=[place]),
+        lambda value, place: transfers._send([value], Streamless(CPU), accelerator_of(CPU), into=[place]),
         lambda value, place: transfers.land(value, place),
         lambda value, place: transfers.moved(value, torch.device("meta")),
     ],
@@ -337,13 +381,16 @@ def interrupted_at(number: int, call: Callable[[], object]) -> BaseException | N
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # where an interrupt meets a sweep
 @pytest.mark.parametrize("is_kept", [False, True])
-@pytest.mark.parametrize("is_into", [False, True])
-def test_an_interrupt_anywhere_in_a_copy_leaves_streams_as_they_were_and_no_race(is_into: bool, is_kept: bool) -> None:
+@pytest.mark.parametrize("into", ["memory of its own", "a place", "two places"])
+def test_an_interrupt_anywhere_in_a_copy_leaves_streams_as_they_were_and_no_race(into: str, is_kept: bool) -> None:
     value = torch.arange(12.0).reshape(3, 4)
     sent, place = value.to(SIM0), torch.zeros(3, 4, device=SIM1)
 
     def send() -> torch.Tensor:
-        return start_copy(sent * 1, SIM1, into=place if is_into else None).wait()
+        if into == "two places":
+            start_copies((sent * 1).split([1, 2]), SIM1, place.split([1, 2])).wait()
+            return place
+        return start_copy(sent * 1, SIM1, into=place if into == "a place" else None).wait()
 
     send()
     before = [streams.current_stream(index) for index in range(2)]
