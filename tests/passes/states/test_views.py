@@ -125,14 +125,36 @@ def test_a_view_of_some_elements_stays_one_of_the_whole() -> None:
     assert torch.allclose(found(**call).cpu(), module(**call), atol=1e-5)
 
 
-def test_a_table_of_which_all_is_read_too_stays_there() -> None:
-    class AndSum(Layers):
-        def forward(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-            return super().forward(x, positions) + torch.cos(positions).mean()
+class Late(nn.Module):
+    """Layers, and tables that are read behind them: in parts, and, if so asked for, whole."""
 
+    def __init__(self, are_read_whole: bool, are_inputs: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+        self.are_read_whole, self.are_inputs = are_read_whole, are_inputs
+
+    def forward(self, x: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
+        tables = list(given) if self.are_inputs else [torch.cos(one) for one in given]
+        for layer in self.layers:
+            x = x + torch.relu(layer(x))
+        for table in tables:
+            x = x * table[None]
+        return x * torch.stack([table.mean() for table in tables]).sum() if self.are_read_whole else x
+
+
+@pytest.mark.parametrize("mode", ["sequence", "tensor"])
+@pytest.mark.parametrize(("are_read_whole", "are_inputs"), [(True, False), (False, True), (True, True)])
+def test_what_is_read_whole_too_or_is_the_callers_is_cut_where_it_is_read(
+    are_read_whole: bool, are_inputs: bool, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(0)
-    module, call = AndSum().eval(), inputs()
-    assert torch.allclose(compiled(module, call)(**call).cpu(), module(**call), atol=1e-5)
+    module, args = Late(are_read_whole, are_inputs).eval(), tuple(torch.randn(512, 64) for _ in range(6))
+    args = (torch.randn(1, 512, 64), *args)
+    after = dovetail.compile(module, args, backend=TWO, split_mode=mode)
+    monkeypatch.setattr(fitting, "split_before_views", lambda _, decision: decision.strategies)
+    before = dovetail.compile(module, args, backend=TWO, split_mode=mode)
+    assert str(after.schedule) == str(before.schedule)
+    assert torch.allclose(after(*args), module(*args), atol=1e-5)
 
 
 @pytest.mark.fifth
@@ -142,6 +164,8 @@ def test_no_number_changes_nor_more_is_cut_or_sent(name: str, monkeypatch: pytes
     before, after = without_it(monkeypatch, module, call), compiled(module, call)
     assert len(cut(after.program)) <= len(cut(before.program))
     assert crossing_bytes(after.program) <= crossing_bytes(before.program)
+    most = simulate(before.program)
+    assert all(need.total <= most[device].total for device, need in simulate(after.program).items())
     pairs = zip(*map(tree_leaves, (after(**call), before(**call))), strict=True)
     for found, expected in pairs:
         assert not isinstance(found, torch.Tensor) or torch.equal(found.nan_to_num(), expected.nan_to_num())
