@@ -1,12 +1,14 @@
 """A server of the demo under load, and under requests of no good will: ``python -m benchmarks.serve``.
 
-    python -m benchmarks.serve load [--requests 500] [--clients 20] [--steps 4] [--seed N]
+    python -m benchmarks.serve load [--requests 500] [--clients 20] [--steps 4] [--seed N] [--replicas N]
     python -m benchmarks.serve cost [--requests 60] [--rounds 3]
     python -m benchmarks.serve hostile [--requests 300] [--seed N]
 
 ``load``: clients ask for pictures of four sizes, some hang up, some send bad bodies: what was lost, came twice or out
-of order, the server's memory, and how long answers took. ``cost``: CPU seconds of the server beside those of the same
-calls in a loop. ``hostile``: answers by status, files that were touched, memory. Exit code 1 if something was wrong.
+of order, the server's memory, and how long answers took. With replicas one of them is killed (SIGKILL) after a quarter
+of the answers, and answers of one client may change their order. ``cost``: CPU seconds of the server beside those of
+the same calls in a loop. ``hostile``: answers by status, files that were touched, memory. Exit code 1 if something was
+wrong.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import io
 import os
 import random
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -36,6 +39,8 @@ from dovetail.jobs.job import Job
 from testbed.hostile import Drawn, asked
 from testbed.serving import Brush, running
 from testbed.serving import served_by as brushed
+
+from .bulk import children_of
 
 SIZES = ((64, 64), (64, 48), (48, 64), (96, 64))
 GAP = 0.02
@@ -149,14 +154,25 @@ async def _request(
     found.order[number].append(datum["seed"])
 
 
+async def _kill_one(process: Process, found: Found, after: int) -> str:
+    """Kills a replica of a server after so many answers; says which, and how many there are in the end."""
+    while len(found.pictures) < after:
+        await asyncio.sleep(0.05)
+    killed = children_of(process.pid)[0]
+    os.kill(killed, signal.SIGKILL)
+    while killed in children_of(process.pid):
+        await asyncio.sleep(0.05)
+    return f"replica {killed} was killed after {after} answers"
+
+
 def _pixels(text: str) -> bytes:
     from PIL import Image
 
     return Image.open(io.BytesIO(base64.b64decode(text))).tobytes()
 
 
-def load(requests: int, clients: int, steps: int, seed: int) -> list[str]:
-    """Asks a server as many clients do; says what was wrong."""
+def load(requests: int, clients: int, steps: int, seed: int, replicas: int = 1) -> list[str]:
+    """Asks a server as many clients do, and kills a replica meanwhile if there are some; says what was wrong."""
     drawn = random.Random(seed)
     odd = drawn.sample(range(requests), requests // 10)
     kinds = dict.fromkeys(range(requests), "asks")
@@ -165,11 +181,15 @@ def load(requests: int, clients: int, steps: int, seed: int) -> list[str]:
 
     async def all_clients(process: Process) -> None:
         shares = [list(range(number, requests, clients)) for number in range(clients)]
+        killing = asyncio.ensure_future(_kill_one(process, found, requests // 4)) if replicas > 1 else None
         await asyncio.gather(
             *(_client(number, process, mine, kinds, steps, found) for number, mine in enumerate(shares))
         )
+        if killing is not None:
+            print(await killing)
 
-    with serving("--queue", str(clients * AT_ONCE)) as process:
+    over = ["--replicas", str(replicas), "--backend", "+".join(f"sim{at}" for at in range(replicas))]
+    with serving("--queue", str(clients * AT_ONCE), *(over if replicas > 1 else ())) as process:
         begun, cpu = time.perf_counter(), process.cpu
         asyncio.run(all_clients(process))
         took, used = time.perf_counter() - begun, process.cpu - cpu
@@ -177,7 +197,7 @@ def load(requests: int, clients: int, steps: int, seed: int) -> list[str]:
         told = httpx2.get(f"{process.address}/metrics").text
     wanted = [one for one, kind in kinds.items() if kind == "asks"]
     lost = sorted(set(wanted) - found.pictures.keys())
-    disorder = [number for number, seeds in found.order.items() if seeds != sorted(seeds)]
+    disorder = [number for number, seeds in found.order.items() if replicas == 1 and seeds != sorted(seeds)]
     print(f"{requests} requests of {clients} clients in {took:.1f} s, {used:.1f} s of CPU; seed {seed}, {steps} steps")
     print(", ".join(f"{what} × {count}" for what, count in sorted(found.statuses.items())))
     print(f"lost {len(lost)}, twice {len(found.twice)}, clients whose order changed {len(disorder)}")
@@ -312,10 +332,11 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     given = parser.parse_args()
     if given.what == "load":
-        wrong = load(given.requests or 500, given.clients, given.steps, given.seed)
+        wrong = load(given.requests or 500, given.clients, given.steps, given.seed, given.replicas)
     elif given.what == "cost":
         wrong = cost(given.requests or 60, given.rounds, given.steps)
     else:
