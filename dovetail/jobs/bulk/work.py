@@ -85,23 +85,31 @@ class Work:
 
         What was painted when this is interrupted is written and noted still.
         """
-        results: queue.SimpleQueue[Result] = queue.SimpleQueue()
+        results: list[Result] = []  # an interrupt that comes between taking one and noting it loses none
+        more: queue.SimpleQueue[None] = queue.SimpleQueue()
         promised: dict[int, Promised] = {}
+
+        def end(result: Result) -> None:
+            results.append(result)
+            more.put(None)
+
         with self.record.changed(), ThreadPoolExecutor(SAVERS, "dovetail-saving") as savers:
             lines = self._sound()
             try:
                 for line in lines:
-                    self._submit(crew, line, promised, savers, results)
-                for _ in lines:
-                    self._note(results.get())
+                    self._submit(crew, line, promised, savers, end)
+                for at in range(len(lines)):
+                    more.get()
+                    self._note(results[at])
             except BaseException:
                 unwanted = list(promised.values())
                 promised.clear()
                 for one in unwanted:
                     one.cancel()
                 savers.shutdown()
-                while not results.empty():
-                    self._note(results.get(), is_over=True)
+                for result in results:
+                    if all(result is not noted for noted in self.results):
+                        self._note(result, is_over=True)
                 raise
 
     def _sound(self) -> list[Line]:
@@ -113,9 +121,9 @@ class Work:
 
     def _submit(
         self, crew: Crew, line: Line, promised: dict[int, Promised], savers: ThreadPoolExecutor,
-        results: queue.SimpleQueue[Result],
+        end: Callable[[Result], None],
     ) -> None:  # fmt: skip
-        """Has a line be painted, then written, and then what became of it be among the results."""
+        """Has a line be painted, then written, and tells ``end`` then what became of it."""
         assert line.job is not None
         began = [0.0]
 
@@ -128,12 +136,12 @@ class Work:
             promised.pop(line.number, None)  # which has the picture
             error = one.exception()
             failed = Result(line, error=told_of(error)["error"]) if error is not None else None
-            results.put(failed or self._saved(line, one.result(), began[0]))
+            end(failed or self._saved(line, one.result(), began[0]))
 
         def painted(one: Any) -> None:
             if one.cancelled():
                 if promised.pop(line.number, None) is not None:  # else it is not waited for any more
-                    results.put(Result(line, error="its replica was ended before it was painted"))
+                    end(Result(line, error="its replica was ended before it was painted"))
                 return
             with contextlib.suppress(RuntimeError):  # where this was interrupted nothing more is written
                 savers.submit(save, one)

@@ -21,7 +21,7 @@ from .pictures import inline, transparent_part
 from .problems import Route, problem_of
 from .served import Body, NotFoundError, Served, any_seed, parsed, read
 
-_SIZE = re.compile(r"([0-9]{1,5})x([0-9]{1,5})")
+_SIZE = re.compile(r"([0-9]{1,9})x([0-9]{1,9})")
 _THEIRS = ("dall-e", "gpt-image", "chatgpt-image")
 """How names of OpenAI's own models begin, which clients send where nobody has named one; this server's paints then."""
 _BY_URL = "dall-e"
@@ -180,7 +180,7 @@ def _size(text: str | None) -> tuple[int | None, int | None]:
         return None, None
     found = _SIZE.fullmatch(text)
     if found is None:
-        raise UsageError("size is no size: write width and height, such as 1024x1024, or auto", field="size")
+        raise UsageError(f"size is {text[:40]!r}: write width and height, such as 1024x1024, or auto", field="size")
     return int(found[1]), int(found[2])
 
 

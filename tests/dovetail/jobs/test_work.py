@@ -80,6 +80,28 @@ def test_an_interrupted_list_is_gone_on_with_and_each_line_painted_once(tmp_path
 
 
 @pytest.mark.fifth
+def test_a_picture_that_is_written_is_noted_though_an_interrupt_comes_before_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, calls, note = work_on(tmp_path, listed(["a cat"] * 8)), [0], Work._note
+
+    def interrupted(self: Work, result: Result, **more: bool) -> None:
+        calls[0] += 1
+        if calls[0] == 3:  # the first is that of the line without a job
+            raise KeyboardInterrupt
+        note(self, result, **more)
+
+    monkeypatch.setattr(Work, "_note", interrupted)
+    replicas = Replicas({name: Opening() for name in ("one", "two")}, command=FAKE)
+    with replicas, pytest.raises(KeyboardInterrupt):
+        work.over(replicas)
+    written = len(seeds(tmp_path))
+    assert written >= 2
+    assert sum(not one.error for one in work.results) == written
+    assert len(Record(work.record.path, {}, 0).left(work.lines)) == 9 - written
+
+
+@pytest.mark.fifth
 def test_lines_that_fail_or_end_replicas_lose_no_other(tmp_path: Path) -> None:
     work = work_on(tmp_path, listed(["a cat", "fail", "a dog", "die", "a cow", f"once {tmp_path / 'file'} die"]))
     with Replicas({name: Opening() for name in ("one", "two")}, command=FAKE) as replicas:

@@ -96,7 +96,8 @@ def test_the_models_are_this_one(client: openai.OpenAI) -> None:
     [
         ({"size": "256x256"}, openai.UnprocessableEntityError, "needs 9 GiB on sim0: --max-vram 10", None),
         ({"size": "999x16"}, openai.BadRequestError, "width is 999, and may be 1 to 256", "size"),
-        ({"size": "big"}, openai.BadRequestError, "size is no size", "size"),
+        ({"size": "big"}, openai.BadRequestError, "size is 'big': write width and height", "size"),
+        ({"size": "64x100000"}, openai.BadRequestError, "height is 100000, and may be 1 to 256", "size"),
         ({"n": 5}, openai.BadRequestError, "n is 5, and may be 1 to 4", "n"),
         ({"n": 0}, openai.BadRequestError, "n is 0", "n"),
         ({"model": "sdxl"}, openai.NotFoundError, "there is no model 'sdxl': this server has demo", "model"),
