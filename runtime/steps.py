@@ -10,8 +10,8 @@ import torch
 from ..compiler.ir.boxes import Box, Landing
 from ..compiler.ir.schedule import Copy
 from ..compiler.ir.split import is_packed
+from .devices.transfers import Arrivals, fill
 from .devices.transfers import fence as fence
-from .devices.transfers import fill
 from .transport import Coming, SendBoxes
 
 Values = list[Any]
@@ -24,13 +24,17 @@ def in_parts(send: SendBoxes, copy: Copy) -> Callable[[torch.Tensor, torch.Tenso
     """Starts to send boxes of a value into their places in memory on the target.
 
     A box that does not lie together is packed on its own device first: the place has no room for what lies around it.
+    Then each is sent by itself, so that one is there at a time.
     """
     boxes = [(one, is_packed(copy.sent.node, copy.source, one.taken)) for one in copy.landings]
 
     def start(value: torch.Tensor, memory: torch.Tensor) -> Coming:
-        return send([_box(value, one, packs) for one, packs in boxes], [one.into.of(memory) for one, _ in boxes])
+        return send([one.taken.of(value) for one, _ in boxes], [one.into.of(memory) for one, _ in boxes])
 
-    return start
+    def start_each(value: torch.Tensor, memory: torch.Tensor) -> Coming:
+        return Arrivals([send([_box(value, one, packs)], [one.into.of(memory)]) for one, packs in boxes])
+
+    return start_each if any(packs for _, packs in boxes) else start
 
 
 def _box(value: torch.Tensor, landing: Landing, packs: bool) -> torch.Tensor:

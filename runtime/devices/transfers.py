@@ -16,6 +16,7 @@ import logging
 import threading
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
+from typing import Protocol
 
 import torch
 
@@ -64,22 +65,24 @@ class Arrival:
             self.done.synchronize()
 
 
+class _Awaited(Protocol):
+    done: Event
+
+    def wait(self) -> torch.Tensor: ...
+
+
 class Arrivals:
     """Boxes of a value on their way to a device, each by itself: ``done`` is the event of the last."""
 
     __slots__ = ("_coming", "done")
 
-    def __init__(self, coming: Sequence[Arrival]) -> None:
+    def __init__(self, coming: Sequence[_Awaited]) -> None:
         self._coming = coming
         self.done = coming[-1].done
 
     def wait(self) -> torch.Tensor:
         """Has the device's current stream wait for all of them; returns the last."""
         return [one.wait() for one in self._coming][-1]
-
-    def settle(self) -> None:
-        """Blocks the host until the copies have read them."""
-        self._coming[-1].settle()
 
 
 def fill(place: torch.Tensor, part: torch.Tensor) -> torch.Tensor:

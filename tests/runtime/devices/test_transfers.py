@@ -245,7 +245,6 @@ def test_boxes_of_a_value_land_in_their_places(source, target, dense):
     expected = torch.zeros(4, 7)
     expected[:, 5:], expected[:, 1:3] = value.cpu()[:, 4:], value.cpu()[:, :2]
     assert torch.equal(whole.cpu(), expected)
-    coming.settle()
 
 
 def test_boxes_between_devices_follow_each_other_without_waiting_for_each():
