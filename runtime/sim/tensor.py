@@ -103,6 +103,18 @@ class SimTensor(torch.Tensor):
         if isinstance(other, SimTensor):
             self._inner, self._buffer, self._hold = other._inner, other._buffer, other._hold
 
+    def copy_(self, other: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        """Takes another tensor's values.
+
+        `torch.Tensor.copy_` asks the device guard of a backend in Python, which looks at the frame of its caller; an
+        interrupt (Ctrl-C) that comes then leaves that frame, and all tensors in it, alive for ever. The op itself does
+        not ask it.
+        """
+        if torch._C._is_torch_function_mode_enabled():
+            return torch.Tensor.copy_(self, other, non_blocking)
+        copied: torch.Tensor = aten.copy_.default(self, other, non_blocking)
+        return copied
+
     def record_stream(self, stream: Stream) -> None:  # type: ignore[override]
         """Lets the memory be used again only when a stream is done with it."""
         self._buffer.keep(stream)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import functools
 import gc
+import operator
 import sys
+import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -190,6 +193,23 @@ def test_an_interrupt_is_never_swallowed_and_leaves_nothing_in_use():
         assert sim.stats(0).in_use == before
         place += 1
     assert place > 50
+
+
+def test_an_interrupt_as_a_copy_begins_leaves_no_frame_alive(heeding_interrupts: None) -> None:
+    """One that comes in the code of C that looks for the device keeps the caller's frame, and all that is in it."""
+    target, source = torch.zeros(3, device="sim:0"), torch.ones(3, device="sim:1")
+
+    def interrupt(held: torch.Tensor) -> None:
+        blocking = map(operator.not_, iter(_thread.interrupt_main, 0))  # nothing of Python runs before the copy
+        list(map(target.copy_, [source], blocking))
+
+    held = torch.ones(1000, device="sim:0")
+    gone = weakref.ref(held)
+    with pytest.raises(KeyboardInterrupt):
+        interrupt(held)
+    del held
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_finalizer_that_sweeps_in_the_midst_of_a_sweep_leaves_nothing_behind():
