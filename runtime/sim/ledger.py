@@ -43,7 +43,7 @@ class SimDevice:
         self.capacity = capacity
         self.default = default_stream(index)
         self._in_use = self.peak = self.recent = self.ops = self.bytes_in = self.bytes_out = 0
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._own = threading.local()
 
     @property
@@ -77,7 +77,7 @@ class SimDevice:
         """Counts operations and bytes that are copied, which several threads may do at once."""
         if self.uncounted:
             return
-        with self._lock:
+        with self.lock:
             self.ops += ops
             self.bytes_in += bytes_in
             self.bytes_out += bytes_out
@@ -85,7 +85,7 @@ class SimDevice:
     def take(self, buffer: Buffer, size: int) -> None:
         """Counts a buffer as in use, which has so many bytes."""
         self.require(size)
-        with self._lock:
+        with self.lock:
             self._check(size)  # another thread may have taken some meanwhile
             used = self._in_use + size
             self.peak, self.recent = max(self.peak, used), max(self.recent, used)
@@ -93,7 +93,7 @@ class SimDevice:
 
     def give_back(self, buffer: Buffer) -> None:
         """Counts the bytes of a buffer as free again."""
-        with self._lock:
+        with self.lock:
             self._in_use, buffer.size = self._in_use - buffer.size, 0
 
 
@@ -166,17 +166,19 @@ class Buffer:
                     f"{what} on {stream} of {stream.device} writes a buffer that stream {number} still uses: "
                     f"record an event on stream {number} and let {stream} wait for it"
                 )
-        if region is None:
-            self.writer, self._written, self.parts = stream, stream.now, None
-            self.reads.clear()
-        else:
-            self.parts = [one for one in self.parts or () if one not in parts] + [(region, stream, stream.now)]
+        with self.device.lock:  # devices' threads write other parts of one buffer meanwhile
+            if region is None:
+                self.writer, self._written, self.parts = stream, stream.now, None
+                self.reads.clear()
+            else:
+                self.parts = [one for one in self.parts or () if one not in parts] + [(region, stream, stream.now)]
         if self.coming and not late:
             self.settle()
 
     def expect(self, delivery: Delivery) -> None:
         """Notes a copy from pinned memory, which reads its source when the host waits for it or the buffer is used."""
-        self.coming = [*(self.coming or ()), delivery]
+        with self.device.lock:
+            self.coming = [*(self.coming or ()), delivery]
         HOST.expect(delivery)
 
     def settle(self) -> None:
@@ -189,7 +191,8 @@ class Buffer:
 
         What counts is what the stream has done or waited for by the time of the free.
         """
-        self.kept = [*(self.kept or ()), stream]
+        with self.device.lock:
+            self.kept = [*(self.kept or ()), stream]
 
     def _leave_hazards(self) -> None:
         last = self.reads

@@ -45,8 +45,11 @@ class Host:
     def join(self, clock: Clock) -> None:
         """Blocks the host until everything in `clock` is done."""
         sweep()  # what is gone went before
-        _merge(self.clock, clock)
-        self.version += 1
+        with self._lock:
+            joined = dict(self.clock)  # another thread may go through the one that there is
+            _merge(joined, clock)
+            self.clock = joined
+            self.version += 1
         if self.pending:
             self.deliver(self.clock)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -272,6 +274,39 @@ def test_two_streams_may_fill_other_columns_of_one_buffer_but_not_the_same():
         whole + 1
     sim.current_stream(0).wait_stream(sides[1])
     assert whole.sum().item() == 16
+
+
+class Compared(tuple[Any, ...]):
+    """A region; when it is compared with another one, something is done first."""
+
+    act: Callable[[], object] = staticmethod(lambda: None)
+
+    def __eq__(self, other: object) -> bool:
+        self.act()
+        return super().__eq__(other)
+
+    __hash__ = tuple.__hash__
+
+
+def test_no_write_of_a_part_is_lost_where_another_thread_writes_one_meanwhile():
+    whole, streams = torch.zeros(3, device="sim:0"), [sim.Stream(0) for _ in range(2)]
+    for stream in streams:
+        stream.wait_stream(sim.current_stream(0))
+    first, second, third = ((index, (1,), (1,)) for index in range(3))
+    again, write = Compared(second), whole._buffer.write
+    write(streams[0], "a copy", first)
+    write(streams[0], "a copy", again)
+    other = threading.Thread(target=write, args=(streams[1], "a copy", third))
+
+    def write_meanwhile() -> None:
+        if other.ident is None:
+            other.start()
+            other.join(0.2)  # it ends only when the first write is noted
+
+    again.act = write_meanwhile  # type: ignore[method-assign]
+    write(streams[0], "a copy", second)
+    other.join()
+    assert {region for region, _, _ in whole._buffer.parts} == {first, second, third}
 
 
 STREAMS = [sim.Stream(0) for _ in range(3)]
