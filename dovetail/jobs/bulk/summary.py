@@ -47,7 +47,7 @@ class Summary:
         """For people: one line, and one for each line of the list that failed."""
         over = f" over {len(self.replicas)} replica{'s' * (len(self.replicas) > 1)}" if self.replicas else ""
         rate = f": {pictures_an_hour(self.painted, self.seconds):.0f} an hour"
-        before = f", {self.before} were there before" if self.before else ""
+        before = f", {self.before} already there" if self.before else ""
         pictures = f"{self.painted} picture{'s' * (self.painted > 1)} in {duration(self.seconds)}{over}{rate}"
         yield f"{pictures if self.painted else 'no picture was painted'}{before}"
         if not self.failed:
