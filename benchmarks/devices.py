@@ -2,14 +2,15 @@
 
 Two simulated devices in one process, one thread of BLAS each; a transformer with half double and half single blocks. In
 each round run, one after the other: one device alone; two modules that know nothing of each other, each on a device and
-a thread of its own, which is the limit; and the module over two devices by each mode. Printed are medians over the
-rounds: how many times quicker than one device, and the part of the limit. Micro-batches are two pictures that go
-through a layer split one behind the other; they are compared with the layer split that has both at once, and their
-limit is that of a pipeline of two parts: half of the time one device at work, half of it two. Plans are made for
-devices that compute as a thread of this machine does, which these are, not for the card that they rehearse. Rounds in
-which others took more than a tenth of a core are dropped; with fewer than eight that are left it says "not measured",
-and prints only what does not depend on who else computes: seconds of the CPU, bytes between devices and values that
-change state.
+a thread of its own, which is the limit; two such modules that have half of the tokens each and exchange nothing, which
+a split by sequence cannot pass: a product of half the rows may take more than half of the time; and the module over two
+devices by each mode. Printed are medians over the rounds: how many times quicker than one device, and the part of the
+limit. Micro-batches are two pictures that go through a layer split one behind the other; they are compared with the
+layer split that has both at once, and their limit is that of a pipeline of two parts: half of the time one device at
+work, half of it two. Plans are made for devices that compute as a thread of this machine does, which these are, not for
+the card that they rehearse. Rounds in which others took more than a tenth of a core are dropped; with fewer than eight
+that are left it says "not measured", and prints only what does not depend on who else computes: seconds of the CPU,
+bytes between devices and values that change state.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from .overhead import Case, double_and_single
 SIZES = ((1536, 4, 1024), (512, 6, 256), (256, 4, 256))
 MODES = ("sequence", "tensor", "batch")
 MICRO = "micro-batches"
+HALF_EACH = "half of the tokens each"
 HALVES = "7:3"
 """Shares of weights that give each device half of the blocks: double ones compute what single ones do, with more."""
 
@@ -79,7 +81,12 @@ def _ways(size: tuple[int, int, int], dtype: torch.dtype) -> tuple[dict[str, Cal
     single, call = case(*size, 1, dtype)
     other, _ = case(*size, 1, dtype)
     pair, both = case(*size, 2, dtype)
-    alone = [dovetail.compile(module, (), call, backend=f"sim{at}") for at, module in enumerate((single, other))]
+    hidden, blocks, tokens = size
+    _, half = case(hidden, blocks, tokens // 2, 1, dtype)
+    alone, halves = (
+        [dovetail.compile(module, (), given, backend=f"sim{at}") for at, module in enumerate((single, other))]
+        for given in (call, half)
+    )
     of_two = dovetail.compile(pair, (), both, backend="sim0")
     split = {
         mode: dovetail.compile(
@@ -99,6 +106,7 @@ def _ways(size: tuple[int, int, int], dtype: torch.dtype) -> tuple[dict[str, Cal
         "one": lambda: alone[0](**call),
         "one of two pictures": lambda: of_two(**both),
         "limit": lambda: together([lambda one=one: one(**call) for one in alone]),  # type: ignore[misc]
+        HALF_EACH: lambda: together([lambda one=one: one(**half) for one in halves]),  # type: ignore[misc]
     }
     split |= turns
     for mode, compiled in split.items():
@@ -179,7 +187,7 @@ def main(minutes: float, most: int) -> None:
         name, kind = " × ".join(map(str, size)), str(dtype).removeprefix("torch.")
         if len(rounds) < LEAST:
             name += f" (others took {statistics.median(foreign):.1f} cores)"
-        for mode in ("limit", *MODES, MICRO):
+        for mode in ("limit", HALF_EACH, *MODES, MICRO):
             table.add_row(name, kind, *_row(mode, rounds, calls, split))
     Console(width=130).print(table)
 
