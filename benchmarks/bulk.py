@@ -8,7 +8,8 @@ the same list. Printed are how many pictures there are, how many were written mo
 of one process in any byte, what was left running, and pictures an hour of each run.
 
 Last, one process paints it with text encoders on the host and all else on a simulated device, without and with the next
-prompt encoded while the last one is sampled: pictures an hour of both, and how many differ in any number.
+prompt encoded while the last one is sampled: pictures an hour of both, and how many differ in any number. All that
+paint compute on one thread: with another number of threads a processor rounds otherwise.
 """
 
 from __future__ import annotations
@@ -56,13 +57,14 @@ def main() -> None:
     for name, default in (("prompts", 200), ("replicas", 3), ("steps", 1), ("size", 32)):
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # who is started in the background ignores it otherwise
     with tempfile.TemporaryDirectory() as name:
         measure(Path(name), args.prompts, args.replicas, args.steps, args.size)
 
 
 def measure(folder: Path, count: int, replicas: int, steps: int, size: int) -> None:
     """Paints the list in all ways, and prints what came of it."""
-    options = ["--steps", str(steps), "--size", str(size)]
+    options = ["--steps", str(steps), "--size", str(size), "--threads", "1"]
     prompts = folder / "prompts.txt"
     prompts.write_text("".join(f"a {_COLOURS[n % 4]} {_SHAPES[n % 3]}\n" for n in range(count)))
     names = "+".join(f"sim{index}" for index in range(replicas))
@@ -96,7 +98,7 @@ def measure(folder: Path, count: int, replicas: int, steps: int, size: int) -> N
 
 def encoding_ahead(prompts: list[str], steps: int, size: int) -> list[tuple[str, str]]:
     """Pictures an hour without and with the next prompt encoded meanwhile, and how many of them differ."""
-    runner = Runner(Opening(where=Where(backend="te=cpu,diffusion=sim0,vae=sim0")))
+    runner = Runner(Opening(where=Where(backend="te=cpu,diffusion=sim0,vae=sim0"), threads=1))
     jobs = [Job(one, width=size, height=size, steps=steps, seed=number) for number, one in enumerate(prompts)]
     for job in {len(one.prompt.split()): one for one in jobs}.values():
         runner.run(job)  # which compiles

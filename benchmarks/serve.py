@@ -8,7 +8,8 @@
 of order, the server's memory, and how long answers took. With replicas one of them is killed (SIGKILL) after a quarter
 of the answers, and answers of one client may change their order. ``cost``: CPU seconds of the server beside those of
 the same calls in a loop. ``hostile``: answers by status, files that were touched, memory. Exit code 1 if something was
-wrong.
+wrong. All that paint compute on one thread: with another number of threads a processor rounds otherwise, and threads
+that wait for each other use it.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Process:
 @contextlib.contextmanager
 def serving(*options: str) -> Iterator[Process]:
     """`dovetail serve` of the demo at any port; it has to end by itself when it is asked to."""
-    command = [sys.executable, "-m", "dovetail", "serve", "--port", "0", *options]
+    command = [sys.executable, "-m", "dovetail", "serve", "--port", "0", "--threads", "1", *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         for line in process.stderr:
@@ -217,7 +218,7 @@ def _compared(pictures: dict[int, str], wanted: list[int], steps: int) -> list[s
     """Which of some pictures differ from those that one process paints in a loop."""
     from dovetail.jobs.runner import Opening, Runner
 
-    runner, sample = Runner(Opening()), wanted[:: max(1, len(wanted) // 60)]
+    runner, sample = Runner(Opening(threads=1)), wanted[:: max(1, len(wanted) // 60)]
     own = {one: hashlib.sha256(runner.run(job_of(one, steps))[0].tobytes()).hexdigest() for one in sample}
     wrong = [f"{one} is another picture than alone" for one in sample if pictures.get(one) != own[one]]
     print(f"{len(sample) - len(wrong)} of {len(sample)} that were painted again alone are the same")
@@ -229,7 +230,7 @@ import io, resource, sys
 from benchmarks.serve import job_of
 from dovetail.jobs.runner import Opening, Runner
 requests, steps = int(sys.argv[1]), int(sys.argv[2])
-runner = Runner(Opening())
+runner = Runner(Opening(threads=1))
 def cpu():
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
