@@ -30,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -225,11 +225,14 @@ def _compared(pictures: dict[int, str], wanted: list[int], steps: int) -> list[s
     return wrong
 
 
+_BLOCK = 5
+"""So many pictures are painted in one way before the other has its turn."""
+
 LOOP = """
 import io, resource, sys
 from benchmarks.serve import job_of
 from dovetail.jobs.runner import Opening, Runner
-requests, steps = int(sys.argv[1]), int(sys.argv[2])
+steps = int(sys.argv[1])
 runner = Runner(Opening(threads=1))
 def cpu():
     used = resource.getrusage(resource.RUSAGE_SELF)
@@ -244,9 +247,11 @@ def paint(numbers):
         made = pipe(**arguments, generator=torch.Generator("cpu").manual_seed(one))
         made.images[0].save(io.BytesIO(), format="png")
 paint(range(8))
-before = cpu()
-paint(range(requests))
-print(cpu() - before)
+print("ready", flush=True)
+for line in sys.stdin:
+    before = cpu()
+    paint(range(*map(int, line.split())))
+    print(cpu() - before, flush=True)
 """
 
 
@@ -261,22 +266,21 @@ for seed in range(int(sys.argv[2])):
 def cost(requests: int, rounds: int, steps: int) -> list[str]:
     """Prints CPU seconds of calls through a server beside those of the same calls in a loop."""
     ratios = []
-    for number in range(rounds):
-        loop = subprocess.run(
-            [sys.executable, "-c", LOOP, str(requests), str(steps)], check=True, capture_output=True, text=True
-        )
-        alone = float(loop.stdout.split()[-1]) / requests
-        with serving() as process, httpx2.Client(base_url=process.address, timeout=600) as client:
-            _ask(client, range(8), steps)
-            before = process.cpu
-            _ask(client, range(requests), steps)
-            served = (process.cpu - before) / requests
-        ratios.append(served / alone)
-        print(
-            f"round {number + 1}: {1000 * alone:.1f} ms of CPU a picture in a loop, {1000 * served:.1f} ms through the "
-            f"server: {100 * (served / alone - 1):+.1f} %, {1000 * (served - alone):+.2f} ms",
-            flush=True,
-        )
+    with serving() as process, _looping(steps) as loop, httpx2.Client(base_url=process.address, timeout=600) as client:
+        _ask(client, range(8), steps)
+        for number in range(rounds):
+            alone = served = 0.0
+            for first in range(0, requests, _BLOCK):  # in turns, so that a slow minute of the machine is slow for both
+                alone += loop(first, min(first + _BLOCK, requests)) / requests
+                before = process.cpu
+                _ask(client, range(first, min(first + _BLOCK, requests)), steps)
+                served += (process.cpu - before) / requests
+            ratios.append(served / alone)
+            print(
+                f"round {number + 1}: {1000 * alone:.1f} ms of CPU a picture in a loop, {1000 * served:.1f} ms through "
+                f"the server: {100 * (served / alone - 1):+.1f} %, {1000 * (served - alone):+.2f} ms",
+                flush=True,
+            )
     with running(brushed([Brush(steps=steps)])) as address:
         alone = [os.times()]
         for count in (50, 300):
@@ -286,6 +290,25 @@ def cost(requests: int, rounds: int, steps: int) -> list[str]:
     print(f"{1000 * used:.2f} ms of CPU a request, where painting takes none")
     print(f"median {100 * (statistics.median(ratios) - 1):+.1f} % of a picture of {steps} steps")
     return []
+
+
+@contextlib.contextmanager
+def _looping(steps: int) -> Iterator[Callable[[int, int], float]]:
+    """A process that paints pictures of such numbers when it is told to, and says the CPU seconds that it took."""
+    command = [sys.executable, "-c", LOOP, str(steps)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        told, said = process.stdin, process.stdout
+        assert told is not None
+        assert said is not None
+        while said.readline() != "ready\n":
+            assert process.poll() is None, "the loop did not start"
+
+        def loop(first: int, last: int) -> float:
+            print(first, last, file=told, flush=True)
+            return float(said.readline())
+
+        yield loop
+        told.close()
 
 
 def _ask(client: httpx2.Client, numbers: range, steps: int) -> None:
