@@ -271,9 +271,10 @@ def cost(requests: int, rounds: int, steps: int) -> list[str]:
         for number in range(rounds):
             alone = served = 0.0
             for first in range(0, requests, _BLOCK):  # in turns, so that a slow minute of the machine is slow for both
-                alone += loop(first, min(first + _BLOCK, requests)) / requests
+                numbers = range(requests)[first : first + _BLOCK]
+                alone += loop(numbers) / requests
                 before = process.cpu
-                _ask(client, range(first, min(first + _BLOCK, requests)), steps)
+                _ask(client, numbers, steps)
                 served += (process.cpu - before) / requests
             ratios.append(served / alone)
             print(
@@ -293,7 +294,7 @@ def cost(requests: int, rounds: int, steps: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def _looping(steps: int) -> Iterator[Callable[[int, int], float]]:
+def _looping(steps: int) -> Iterator[Callable[[range], float]]:
     """A process that paints pictures of such numbers when it is told to, and says the CPU seconds that it took."""
     command = [sys.executable, "-c", LOOP, str(steps)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -303,12 +304,11 @@ def _looping(steps: int) -> Iterator[Callable[[int, int], float]]:
         while said.readline() != "ready\n":
             assert process.poll() is None, "the loop did not start"
 
-        def loop(first: int, last: int) -> float:
-            print(first, last, file=told, flush=True)
+        def loop(numbers: range) -> float:
+            print(numbers.start, numbers.stop, file=told, flush=True)
             return float(said.readline())
 
         yield loop
-        told.close()
 
 
 def _ask(client: httpx2.Client, numbers: range, steps: int) -> None:

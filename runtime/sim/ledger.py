@@ -183,7 +183,8 @@ class Buffer:
 
     def settle(self) -> None:
         """Lets the copies from pinned memory arrive that are on their way to the buffer."""
-        coming, self.coming = self.coming or [], None
+        with self.device.lock:
+            coming, self.coming = self.coming or [], None
         HOST.bring(coming)
 
     def keep(self, stream: Stream) -> None:
