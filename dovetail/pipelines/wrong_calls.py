@@ -12,6 +12,8 @@ WRONG = (TypeError, ValueError, AttributeError, LookupError)
 """What a pipeline raises that is called with wrong arguments."""
 _NUMBERS = ("height", "width", "num_frames", "num_inference_steps", "num_images_per_prompt")
 """The arguments of pipelines that are whole numbers in all of them."""
+_SMALL = 64
+"""Pixels of a side from which on all common models work: they have up to 32 pixels in one of a latent."""
 
 
 @contextlib.contextmanager
@@ -22,7 +24,7 @@ def wrong_calls_told(
     try:
         yield
     except Exception as error:
-        wrong = _no_number(given) or _no_step(given)
+        wrong = _no_number(given) or _no_step(given) or _too_small(given, error)
         of_call = wrong and isinstance(error, RuntimeError) and not isinstance(error, DovetailError)
         if not isinstance(error, errors) and not of_call:
             raise
@@ -45,6 +47,20 @@ def _no_step(given: Mapping[str, Any]) -> str:
     if int(strength * (steps or 0)):
         return ""
     return f"a strength of {strength:g} leaves none of {steps or 'its'} steps to make: give a larger one, or more steps"
+
+
+def _too_small(given: Mapping[str, Any], error: Exception) -> str:
+    """That PyTorch refuses an operation of a picture of few pixels; empty where that is not what happened.
+
+    Which sizes a model can do it does not say: the error is of the first layer whose kernel is larger than its input.
+    """
+    height, width = given.get("height"), given.get("width")
+    if type(error) is not RuntimeError or not isinstance(height, int) or not isinstance(width, int):
+        return ""
+    if min(height, width) >= _SMALL:
+        return ""
+    said = str(error).strip().partition("\n")[0]
+    return f"{width} x {height} may be too small for its models, ask for a larger size; PyTorch says: {said}"
 
 
 def _named(value: object) -> str:

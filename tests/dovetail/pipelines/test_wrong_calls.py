@@ -1,0 +1,43 @@
+"""What is said of a call of a pipeline that PyTorch refuses deep inside a model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dovetail.compiler.errors import UsageError
+from dovetail.pipelines.wrong_calls import wrong_calls_told
+
+
+def _fail(error: Exception, **given: object) -> None:
+    with wrong_calls_told("SomePipeline", given, ()):
+        raise error
+
+
+@pytest.mark.parametrize("size", [(8, 8), (1024, 8), (63, 1024)])
+def test_an_operation_refused_in_a_picture_of_few_pixels_is_told_with_its_size(size: tuple[int, int]) -> None:
+    error = RuntimeError("Kernel size can't be greater than actual input size\nand more")
+    with pytest.raises(UsageError) as told:
+        _fail(error, width=size[0], height=size[1])
+    assert str(told.value) == (
+        f"this SomePipeline cannot be called so: {size[0]} x {size[1]} may be too small for its models, ask for a "
+        "larger size; PyTorch says: Kernel size can't be greater than actual input size"
+    )
+    assert told.value.__cause__ is error
+
+
+@pytest.mark.parametrize(
+    ("error", "given"),
+    [
+        (RuntimeError("x"), {"width": 64, "height": 64}),
+        (RuntimeError("x"), {}),
+        (RuntimeError("x"), {"width": 8}),
+        (torch.OutOfMemoryError("x"), {"width": 8, "height": 8}),
+        (NotImplementedError("x"), {"width": 8, "height": 8}),
+        (OSError("x"), {"width": 8, "height": 8}),
+    ],
+)
+def test_other_errors_stay_what_they_are(error: Exception, given: dict[str, object]) -> None:
+    with pytest.raises(type(error)) as raised:
+        _fail(error, **given)
+    assert raised.value is error
