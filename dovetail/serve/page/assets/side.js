@@ -49,7 +49,8 @@
     peak.style.left = at(one.peak);
     meter.append(used, ...(one.planned ? [planned] : []), ...(one.peak ? [peak] : []));
     const where = one.name === "cpu" ? "this process on the host" : several ? `replica ${one.painter + 1}` : "";
-    const facts = [["in use", one.used], ["most so far", one.peak], ["planned", one.planned], ["may be used", one.free]];
+    const facts = [["in use", one.used], ["most so far", one.peak],
+      ...(one.planned ? [["planned", one.planned]] : []), ["may be used", one.free]];
     return el("div", {class: "card device"}, el("h3", {}, dovetail.chip(one.name), el("small", {}, where)), meter,
       el("p", {}, facts.map(([name, size]) => `${size ? dovetail.bytes(size) : "–"} ${name}`).join(" · ")));
   }
