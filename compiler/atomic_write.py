@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_RANDOM, _KEPT = 8, 100
+"""Random bytes in the name of a draft, and bytes of the wanted name that it ends in: a name has 255 of them at most."""
+
+
+def drafts_of(path: Path) -> Iterator[Path]:
+    """The files that a process has left which was killed while it wrote a file."""
+    return path.parent.glob(f".{'[0-9a-f]' * 2 * _RANDOM}.{glob.escape(_tail(path))}")
+
+
+def _tail(path: Path) -> str:
+    return os.fsencode(path.name)[-_KEPT:].decode("utf-8", "ignore")
 
 
 @contextmanager
@@ -17,7 +30,7 @@ def written_beside(path: str | os.PathLike[str]) -> Iterator[Path]:
     link that somebody has put there is written through. What is there before is replaced in one step, or stays.
     """
     wanted = Path(path)
-    draft = wanted.with_name(f".{secrets.token_hex(8)}.{wanted.name[-100:]}")
+    draft = wanted.with_name(f".{secrets.token_hex(_RANDOM)}.{_tail(wanted)}")
     os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # fails where anything has that name
     try:
         yield draft

@@ -108,6 +108,8 @@ class Parts(OfComponent):
         super().__init__(component)
         self.reasons: dict[str, str] = {}
         self._changing: set[str] = set()
+        self._untried: dict[str, bool] = {}
+        """The calls of ``reasons`` that have not run by their parts yet, and whether each is the first that is told."""
         self._local = threading.local()
 
     @property
@@ -141,7 +143,7 @@ class Parts(OfComponent):
         return self.component.sites.contain_left(call.module) or is_stateful((*args, *kwargs.values()))
 
     def refuse(self, call: Call, error: TraceError) -> ByParts:
-        """What answers a call that could not be traced: it runs by its parts; says so once."""
+        """What answers a call that could not be traced: it runs by its parts; says so once, when it has run so."""
         call.failures += 1
         if isinstance(error, SideEffectError):
             self._changing.add(str(call))
@@ -150,12 +152,32 @@ class Parts(OfComponent):
         why = str(error)
         if self.component.name and why.endswith(OR_A_PART):
             why = f"{why.removesuffix(OR_A_PART)}, or leave it so: the results are the same"
-        self._tell(call, why)
+        if str(call) not in self.reasons:
+            self._untried[str(call)] = not self.reasons
+        self.reasons[str(call)] = why
         return BY_PARTS
 
     def run(self, call: Call, /, *args: Any, **kwargs: Any) -> Any:
         """Runs a call by its parts: its own Python on one device, its parts compiled, each where its weights are."""
-        return self.run_own(call, call.original, args, kwargs)
+        try:
+            result = self.run_own(call, call.original, args, kwargs)
+        except CannotBePlannedError:
+            raise
+        except Exception:
+            self._take_back(call)
+            raise
+        if str(call) in self._untried:
+            self._tell(call, self._untried.pop(str(call)))
+        return result
+
+    def _take_back(self, call: Call) -> None:
+        """Forgets that a call could not be traced which cannot be run either: another one may well be traced."""
+        if self._untried.pop(str(call), None) is None:
+            return
+        del self.reasons[str(call)]
+        if call.failures == _TRIES:
+            call.whole = None
+        call.failures -= 1
 
     def run_own(self, call: Call, own: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Runs what a module does itself at a call: its function, or that and the hooks around it."""
@@ -320,12 +342,10 @@ class Parts(OfComponent):
         with torch.inference_mode(False):  # a copy that is made in that mode counts no writes
             return held.tensor if held.is_on(there) else view.store.copy_on(held, there)
 
-    def _tell(self, call: Call, why: str) -> None:
+    def _tell(self, call: Call, first: bool) -> None:
         component = self.component
         title, main = component.title(call), component.whole_on
         main = main if main in component.devices else component.devices[0]
-        first = not self.reasons
-        self.reasons[str(call)] = why
         if component.tell_of_option():
             first = False
         if component.sites.of(call.module).opens:
@@ -336,7 +356,7 @@ class Parts(OfComponent):
         else:
             where = component.sites.of(call.module).device or main
             how = f"cannot be compiled and runs as it is, whole on {where}, without its activations being freed early"
-        logger.log(logging.WARNING if first else logging.INFO, "%s %s: %s", title, how, why)
+        logger.log(logging.WARNING if first else logging.INFO, "%s %s: %s", title, how, self.reasons[str(call)])
 
 
 def split_told(plan: ComponentPlan) -> str:

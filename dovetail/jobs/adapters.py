@@ -38,7 +38,12 @@ class Shelf:
             return cls()
         if not folder.is_dir():
             raise UsageError(f"there is no folder {folder}: name the one that has LoRAs, as .safetensors files")
-        return cls({path.stem: path for path in sorted(folder.glob("*.safetensors"))})
+        found = {path.stem: path for path in sorted(folder.glob("*.safetensors"))}
+        odd = [name for name in found if not _is_text(name)]
+        if odd:
+            names = ", ".join(map(printable, odd))
+            logger.warning("LoRAs whose names are no text in UTF-8 are left out: %s: rename them", names)
+        return cls({name: path for name, path in found.items() if name not in odd})
 
     def found(self, wanted: Wanted) -> tuple[Lora, ...]:
         """The LoRAs of such names; raises UsageError for a name that is not on the list."""
@@ -85,3 +90,12 @@ class Shelf:
         if getattr(pipe, "num_fused_loras", 0):
             pipe.unfuse_lora()
         pipe.unload_lora_weights()
+
+
+def _is_text(name: str) -> bool:
+    """Whether jobs and answers, which are UTF-8, can say the name of a file."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

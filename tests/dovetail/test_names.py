@@ -18,7 +18,7 @@ import dovetail
 from dovetail.cli.app import app
 from dovetail.cli.options.subject import _read_index, _stored_dtypes
 from dovetail.cli.output.results import print_json, print_table
-from dovetail.compiler.atomic_write import written_beside
+from dovetail.compiler.atomic_write import drafts_of, written_beside
 from dovetail.compiler.checkpoints.index import WeightIndex
 from dovetail.compiler.checkpoints.names import is_plain
 from dovetail.compiler.errors import SpecError, UsageError, WeightError
@@ -162,3 +162,12 @@ def test_what_fails_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="stop"), written_beside(tmp_path / "file"):
         raise ValueError("stop")
     assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["红" * 82 + ".png", "a" * 251 + ".png", "é" * 125 + ".jobs.json"[:5]])
+def test_the_longest_name_of_a_file_is_written_and_its_drafts_are_found(tmp_path: Path, name: str) -> None:
+    with written_beside(tmp_path / name) as draft:
+        assert list(drafts_of(tmp_path / name)) == [draft]
+        draft.write_text("new")
+    assert os.listdir(tmp_path) == [name]
+    assert not list(drafts_of(tmp_path / name))

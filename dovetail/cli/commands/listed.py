@@ -204,8 +204,22 @@ class Listed:
             "--scheduler": self.painting.scheduler,
             "--lora-model-dir": self.loras.lora_model_dir,
             "--output": self.output.suffix,
+            **self._rounding(),
         }
         return {name: value for name, value in typed.items() if value}
+
+    def _rounding(self) -> dict[str, str]:
+        """What is computed otherwise, wherever it runs; ``auto`` tiles say nothing."""
+        where = self.where
+        return {
+            "--attention": where.attention or "",
+            "--cache": where.cache or "",
+            "--vae-tiling": where.vae_tiling.replace("auto", ""),
+            "--chunk": where.chunk,
+            "--inductor": "on" * where.inductor,
+            "--bf16-partials": "on" * where.bf16_partials,
+            "--passes": where.passes,
+        }
 
     def _save(self, line: Line, pictures: list[Image.Image], most: int) -> list[Path]:
         """Writes the picture of a line, and prints its file for another program."""

@@ -57,13 +57,22 @@ class Listening:
     name: Annotated[str, _who("--name", metavar="NAME", help="What clients call the model.")] = ""
 
     def key(self) -> str:
-        """The key, of the file or the environment; empty where there is none. Raises UsageError for a bad file."""
-        if self.api_key_file is None:
-            return os.environ.get(KEY, "")
-        try:
-            return self.api_key_file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--api-key-file: cannot read {self.api_key_file}: {error}") from error
+        """The key, of the file or the environment; empty where neither is named.
+
+        Raises UsageError for a bad file, and for a file or a variable that is there and has no key: whoever named it
+        wants clients to send one.
+        """
+        name, text = f"${KEY}", os.environ.get(KEY)
+        if self.api_key_file is not None:
+            name = f"--api-key-file {self.api_key_file}"
+            try:
+                text = self.api_key_file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise UsageError(f"--api-key-file: cannot read {self.api_key_file}: {error}") from error
+        key = (text or "").strip()
+        if text is not None and not key:
+            raise UsageError(f"{name} has no key in it: write one of at least 8 characters there, or leave it out")
+        return key
 
 
 @dataclass(frozen=True)

@@ -172,9 +172,26 @@ def read_picture(
 
     try:
         with Image.open(file, formats=kinds) as picture:  # photographs say how they are to be turned, as in diffusers
-            return ImageOps.exif_transpose(picture).convert("L" if parameter == "mask_image" else "RGB")
+            turned = _in_eight_bits(ImageOps.exif_transpose(picture), picture.format, told)
+            return turned.convert("L" if parameter == "mask_image" else "RGB")
     except (OSError, Image.DecompressionBombError) as error:
         raise UsageError(f"cannot read a picture from {told}: {error}") from error
+
+
+def _in_eight_bits(picture: Image.Image, kind: str | None, told: str) -> Image.Image:
+    """A picture whose levels are 0 to 255: Pillow cuts those of 16 bits off there, so that most of them are white.
+
+    Raises UsageError for numbers of no known range.
+    """
+    import numpy as np
+    from PIL import Image
+
+    if not picture.mode.startswith(("I", "F")):
+        return picture
+    if not picture.mode.startswith("I;16") and (picture.mode, kind) != ("I", "PNG"):
+        raise UsageError(f"{told} has levels of no known range ({picture.mode}): save it with 8 or 16 bits a channel")
+    levels = np.asarray(picture).astype(np.uint32)
+    return Image.fromarray(((levels * 255 + 32767) // 65535).astype(np.uint8))
 
 
 @functools.cache

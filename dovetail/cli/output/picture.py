@@ -44,7 +44,8 @@ def save_frames(frames: Sequence[Image.Image], path: Path, fps: float = FPS) -> 
 
 def _save_elsewhere(frames: Sequence[Image.Image], path: Path, fps: float) -> str:
     try:
-        return ", ".join(map(str, _save(frames, Path(tempfile.mkdtemp(prefix="dovetail-"), path.name), fps)))
+        folder = Path(tempfile.mkdtemp(prefix="dovetail-"))
+        return ", ".join(map(str, _save(frames, folder / f"out{path.suffix}", fps)))  # the name may be what failed
     except OSError as error:
         return f"no file either ({error.strerror}): make room and paint it again"
 

@@ -80,7 +80,7 @@ def _refuse_json(file: Path, texts: list[str]) -> None:
 def _is_object(text: str) -> bool:
     try:
         return isinstance(json.loads(text), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 
@@ -117,8 +117,20 @@ def _asked(text: str, job: Job) -> Job:
         asked = _adapter().validate_python(said)
     except ValidationError as error:
         raise UsageError(told_of(error)) from error
+    _check_texts(asked)
     given: dict[str, Any] = asked.model_dump(exclude_none=True, exclude={"prompt", "loras"})
     return _with_prompt(replace(job, **given), asked.prompt, asked.loras or ())
+
+
+def _check_texts(asked: Asked) -> None:
+    """Raises UsageError for half of a character, which JSON can write and no text in UTF-8 can hold."""
+    for text in (asked.prompt, asked.negative_prompt or "", *(asked.loras or ())):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"{text[error.start]!a} is half of a character: write it whole, or leave it out"
+            ) from error
 
 
 @functools.cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import glob
 import hashlib
 import json
 import time
@@ -14,7 +13,7 @@ from typing import Annotated
 from filelock import FileLock, Timeout
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from ...compiler.atomic_write import written_beside
+from ...compiler.atomic_write import drafts_of, written_beside
 from ...compiler.errors import DovetailError, UsageError
 from ..job import Job
 from .prompts import Line
@@ -103,8 +102,8 @@ class Record:
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror}: name a file in another folder, -o") from error
         try:
-            for draft in path.parent.glob(f".{'[0-9a-f]' * 16}.{glob.escape(path.name)}"):
-                draft.unlink(missing_ok=True)  # of a process that was killed while it wrote
+            for draft in drafts_of(path):
+                draft.unlink(missing_ok=True)
             yield
         finally:
             lock.release()

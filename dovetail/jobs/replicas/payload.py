@@ -19,11 +19,17 @@ if TYPE_CHECKING:
     import torch
     from PIL import Image
 
+
+class RanOutError(DovetailError, MemoryError):
+    """Memory that ran out in another process."""
+
+
 _KINDS: Mapping[str, type[DovetailError]] = {
     one.__name__: one
-    for one in (UsageError, DoesNotFitError, NotHereError, CallError, WeightError, AdapterError, DovetailError)
-}
-_OUT_OF_MEMORY = "OutOfMemoryError"
+    for one in (
+        UsageError, DoesNotFitError, NotHereError, CallError, WeightError, AdapterError, RanOutError, DovetailError
+    )
+}  # fmt: skip
 
 
 def packed_pictures(pictures: Sequence[Image.Image]) -> tuple[list[list[Any]], list[bytes]]:
@@ -67,9 +73,11 @@ def told_of(error: BaseException) -> dict[str, str]:
     kind = next((name for name in names if name in _KINDS), "")
     if kind:
         return {"kind": kind, "error": str(error), "field": error.field if isinstance(error, UsageError) else ""}
+    from ...recovery.recovery import is_out_of_memory  # which needs PyTorch
+
     text = str(error).strip() or "no message"
-    if _OUT_OF_MEMORY in names:
-        return {"kind": DoesNotFitError.__name__, "error": f"out of memory: {text}"}
+    if is_out_of_memory(error):
+        return {"kind": RanOutError.__name__, "error": f"out of memory: {text}"}
     return {"kind": DovetailError.__name__, "error": f"{names[0]}: {text}"}
 
 

@@ -133,7 +133,7 @@ async def _answer(served: Served, request: Request, asked: Asked, mine: set[Tick
             done(await served.awaited(request, ticket))
     finally:
         mine.remove(ticket)
-    given = asked.model_dump(exclude={"init_images", "mask"})
+    given = asked.model_dump(exclude={"init_images", "mask", "override_settings"})
     return JSONResponse(
         {"images": list(map(inline, ticket.files)), "parameters": given, "info": json.dumps(_info(served, ticket))},
         headers={"Cache-Control": "no-store"},

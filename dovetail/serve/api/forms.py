@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncGenerator, Collection
 from typing import Any
 
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
@@ -31,8 +32,9 @@ async def read_form(request: Request, files: Collection[str], most: int) -> tupl
         files: the names of files that it may have; ``image[]`` is ``image`` too.
         most: the bytes of the largest body.
 
-    Raises UsageError for what is no form, and for files and fields that are there twice.
+    Raises UsageError for what is no form in UTF-8, and for files and fields that are there twice.
     """
+    _check_charset(request)
     body = await request.body()
 
     async def parts() -> AsyncGenerator[bytes, None]:
@@ -61,6 +63,13 @@ async def read_form(request: Request, files: Collection[str], most: int) -> tupl
         else:
             fields[name] = _value(name, value)
     return json.dumps(fields).encode("utf-8", "replace"), found
+
+
+def _check_charset(request: Request) -> None:
+    """Raises UsageError for a form in another charset: the parser decodes by whatever is named, which may take long."""
+    _, options = parse_options_header(request.headers.get("content-type"))
+    if options.get(b"charset", b"utf-8").lower() not in (b"utf-8", b"utf8"):
+        raise UsageError("forms are taken in UTF-8: leave the charset out of the Content-Type")
 
 
 def _value(name: str, text: str) -> Any:

@@ -53,7 +53,7 @@ def transparent_part(data: bytes, name: str, bounds: Bounds) -> bytes | None:
         with Image.open(io.BytesIO(data), formats=KINDS) as picture:
             if "A" not in picture.getbands() and "transparency" not in picture.info:
                 return None
-            alpha = picture.convert("RGBA").getchannel("A")
+            alpha = ImageOps.exif_transpose(picture).convert("RGBA").getchannel("A")  # as pictures are read
     except UsageError as error:
         error.field = name
         raise

@@ -13,9 +13,10 @@ from .refusals import refusal
 
 FORMS = ("/v1/images/edits",)
 """Routes whose body is a form; all others take JSON."""
-_DEPTH, _MARKS = 16, 50_000
-"""How deep the JSON of a body may be nested, and how many brackets and quotes it may have."""
-_OTHERS = bytes(set(range(256)) - set(b'[]{}"'))
+_DEPTH, _MARKS, _ALL_MARKS = 16, 50_000, 500_000
+"""How deep the JSON of a body may be nested, how many brackets, commas and quotes it may have, and how many with those
+in its texts."""
+_OTHERS = bytes(set(range(256)) - set(b'[]{},"'))
 _LENGTH = 20
 """Digits of a Content-Length; more of them are no number of bytes."""
 
@@ -139,10 +140,14 @@ def is_deep(text: bytes) -> bool:
     It takes time in proportion to the text, whatever that is.
     """
     marks = text.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _OTHERS)
-    if len(marks) > _MARKS:
+    quotes = marks.count(b'"')
+    if len(marks) > _ALL_MARKS or quotes > _MARKS:
+        return True
+    outside = b"".join(marks.split(b'"')[::2])
+    if len(outside) + quotes > _MARKS:
         return True
     depth = most = 0
-    for mark in b"".join(marks.split(b'"')[::2]):
+    for mark in outside.translate(None, b","):
         depth += 1 if mark in b"[{" else -1
         most = max(most, depth)
     return most > _DEPTH

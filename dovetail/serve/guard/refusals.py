@@ -33,6 +33,7 @@ def refusal(
     ``field`` is the one of the request that is wrong, where that is known.
     """
     kind = _KINDS.get(status, "server_error")
+    message, field = (text.encode("utf-8", "replace").decode() for text in (message, field))  # names of files too
     param = param_of(field) if path.startswith(OPENAI) else field or None
     code = kind if status != 404 else "not_found"
     body: dict[str, Any] = {"error": {"message": message, "type": kind, "param": param, "code": code}}

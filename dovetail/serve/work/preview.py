@@ -56,8 +56,9 @@ class Preview:
 
     def picture(self, latents: torch.Tensor, job: Job) -> bytes | None:
         """A JPEG of latents; None where nothing is known of such latents."""
-        width, height = job.width or 1, job.height or 1
-        grid = _grid(latents, width, height)
+        if bool(job.width) != bool(job.height) and latents.ndim == 3:
+            return None  # tokens, whose rows are as many as the picture is high
+        grid = _grid(latents, job.width or 1, job.height or 1)
         if grid is None:
             return None
         known = [cell for channels, cell in self._fit if channels == grid.shape[2]]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from ...compiler.errors import UsageError
 from ...jobs.bounds import Bounds
 
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\\?#@*,\sA-Z]+")
+_NAME = re.compile(r"[^/:?#@*,\s]+")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -38,7 +41,7 @@ class Settings:
     kept_bytes: int = 512 * 2**20
 
     def check(self) -> None:
-        """Raises UsageError for an address that others reach, without a key, and for a key that is none."""
+        """Raises UsageError for an address that others reach without a key, and for a bad key, origin or host."""
         if self.host not in LOOPBACK and not self.key:
             raise UsageError(
                 f"{self.host} is an address that other machines reach: give a key that clients have to send, in the "
@@ -46,3 +49,15 @@ class Settings:
             )
         if self.key and (len(self.key) < 8 or not self.key.isascii() or not self.key.isprintable()):
             raise UsageError("an API key has at least 8 characters, all of them printable ASCII")
+        for origin in self.origins:
+            if not _ORIGIN.fullmatch(origin):
+                raise UsageError(
+                    f"--cors {origin} is no origin: write one as browsers send it, without a path and in small "
+                    "letters, as in https://example.org or http://localhost:3000; each site is named"
+                )
+        for name in self.hosts:
+            if not _NAME.fullmatch(name):
+                raise UsageError(
+                    f"--allow-host {name} is no name of a host: write it without a scheme, a port and a path, as in "
+                    "box.example.org"
+                )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -22,7 +23,7 @@ from dovetail import demo
 from dovetail.cli.app import app
 from dovetail.cli.commands.help import TOPICS
 from dovetail.cli.options.call import frame_rate
-from dovetail.cli.options.inputs import Inputs
+from dovetail.cli.options.inputs import Inputs, read_picture
 from dovetail.cli.output.picture import check_suffix, save
 from dovetail.cli.output.run import Run
 from dovetail.compiler.errors import UsageError, WeightError
@@ -454,3 +455,19 @@ def test_sound_that_cannot_be_written_is_said(
 def test_a_video_without_sound_is_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert written(None, tmp_path, {}) == [tmp_path / "a.gif"]
     assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("parameter", ["image", "mask_image"])
+def test_a_picture_of_16_bits_keeps_its_levels(parameter: str) -> None:
+    file = io.BytesIO()
+    Image.fromarray(np.linspace(0, 65535, 4096).reshape(64, 64).astype(np.uint16)).save(file, format="png")
+    read = np.asarray(read_picture(file, parameter, "x"), float)
+    levels = read if parameter == "mask_image" else read[:, :, 0]
+    assert np.abs(levels.ravel() - np.linspace(0, 255, 4096)).max() <= 0.51
+
+
+def test_a_picture_whose_levels_have_no_known_range_is_refused() -> None:
+    file = io.BytesIO()
+    Image.fromarray(np.zeros((4, 4), np.float32)).save(file, format="tiff")
+    with pytest.raises(UsageError, match=r"x has levels of no known range \(F\): save it with 8 or 16 bits"):
+        read_picture(file, "image", "x")

@@ -38,6 +38,11 @@ def test_a_list_is_painted_as_its_prompts_are_one_by_one(tmp_path: Path) -> None
     other = generate(tmp_path, "--prompts-file", str(prompts), "--scheduler", "heun")
     assert other.exit_code == 2
     assert "--scheduler was not given and is heun" in other.output
+    cached = generate(tmp_path, "--prompts-file", str(prompts), "--cache", "first_block:0.5", "--vae-tiling", "on")
+    assert cached.exit_code == 2
+    assert "--cache was not given and is first_block:0.5; --vae-tiling was not given and is on" in cached.output
+    moved = generate(tmp_path, "--prompts-file", str(prompts), "--backend", "sim0&sim1", "--vae-tiling", "auto")
+    assert moved.exit_code == 0, moved.output
 
 
 @pytest.mark.parametrize(("words", "why"), [

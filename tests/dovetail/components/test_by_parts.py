@@ -511,3 +511,16 @@ def test_what_a_component_holds_itself_is_offered_to_its_parts() -> None:
     assert torch.equal(module(x), eager)
     assert torch.equal(module.first(x), first)
     assert len(_bytes_on(module)) == 2
+
+
+def test_calls_that_no_module_could_answer_leave_it_compiled_whole(caplog: pytest.LogCaptureFixture) -> None:
+    model, pipe, x = small_pipeline.compiled_pair(small_pipeline.Block)
+    component = pipe.dovetail.components["unet"]
+    for wrong in range(1, 6):
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            pipe(torch.randn(wrong, WIDTH + wrong))
+    assert not component.parts.reasons
+    assert "cannot be compiled" not in caplog.text
+    assert torch.equal(pipe(x), model(x))
+    (program,) = component.programs
+    assert len(program.program.weights) == len(list(model.parameters())), "one program has the whole of it"

@@ -50,6 +50,9 @@ def test_a_line_of_json_says_more_and_what_it_does_not_say_is_as_typed(tmp_path:
     ('{"prompt": "a", "steps": "3"}', "steps has to be a whole number, and is a text: write it without quotes"),
     ('{"prompt": "a", "guidance": NaN}', "guidance"),
     ('{"prompt": "a", "loras": ["blue:much"]}', "'much' is no scale"),
+    (r'{"prompt": "a \ud83d circle"}', r"'\\ud83d' is half of a character: write it whole"),
+    (r'{"prompt": "a", "negative_prompt": "\ud83d"}', "is half of a character"),
+    (r'{"prompt": "a", "loras": ["\udc00:1"]}', "is half of a character"),
 ])  # fmt: skip
 def test_a_bad_line_says_why_and_hinders_no_other(tmp_path: Path, line: str, why: str) -> None:
     import re
@@ -77,3 +80,9 @@ def test_what_is_written_as_json_is_read_back(tmp_path_factory: pytest.TempPathF
     assert [line.job.seed for line in lines if line.job] == list(range(len(prompts)))
     read = [line.job.prompt for line in lines if line.job]
     assert read == [taken_from(one)[0] for one in prompts]  # as a prompt that is typed
+
+
+def test_a_text_of_many_brackets_is_a_prompt(tmp_path: Path) -> None:
+    brackets = "[" * 100_000
+    lines = read_prompts(written(tmp_path, f"a cat\n{brackets}\n"), Job(""))
+    assert [line.job.prompt for line in lines if line.job] == ["a cat", brackets]

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from dovetail.compiler.errors import DoesNotFitError, DovetailError, SpecError, UsageError
 from dovetail.jobs.job import Job
 from dovetail.jobs.replicas import Replicas
 from dovetail.jobs.replicas.payload import error_of, told_of
 from dovetail.jobs.runner import Opening
+from dovetail.recovery.recovery import is_out_of_memory
 
 FAKE = (sys.executable, "-m", "testbed.fake_replica")
 
@@ -111,6 +113,17 @@ def test_an_error_that_crosses_names_the_field_that_is_wrong() -> None:
         assert (type(back), str(back)) == (UsageError, str(error))
         assert back.field == field
     assert not isinstance(error_of(told_of(DoesNotFitError("too large"))), UsageError)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeError("MPS backend out of memory")],
+)
+def test_memory_that_ran_out_elsewhere_is_no_refusal(error: Exception) -> None:
+    back = error_of(told_of(error))
+    assert is_out_of_memory(back)
+    assert not isinstance(back, (UsageError, DoesNotFitError))
+    assert str(back).startswith("out of memory: ")
 
 
 @pytest.mark.fifth

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -179,3 +180,10 @@ def test_what_it_says_of_itself(runner: Runner) -> None:
     assert 0 < facts.devices["sim0"].planned <= facts.devices["sim0"].free
     assert facts.devices["cpu"].used > 0
     assert pickle.loads(pickle.dumps(facts)) == facts
+
+
+def test_a_lora_whose_name_no_job_can_say_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in (b"good\xc2\xa0one.safetensors", b"caf\xe9.safetensors"):
+        Path(os.fsdecode(os.path.join(os.fsencode(tmp_path), name))).write_bytes(b"")
+    assert list(Shelf.of(tmp_path).files) == ["good\xa0one"]
+    assert r"left out: caf\udce9: rename them" in caplog.text

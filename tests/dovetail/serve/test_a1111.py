@@ -96,3 +96,11 @@ def test_what_cannot_be_is_said(client: TestClient, route: str, asked: dict[str,
     answer = client.post(f"/sdapi/v1/{route}", json=asked)
     assert answer.status_code == 400
     assert message in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
+def test_a_number_that_no_answer_can_say_does_not_cost_the_picture(client: TestClient, number: str) -> None:
+    body = f'{{"prompt": "a", "override_settings": {{"x": {number}}}}}'
+    answer = client.post("/sdapi/v1/txt2img", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 200
+    assert len(answer.json()["images"]) == 1

@@ -19,6 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dovetail.cli.app import app
+from dovetail.cli.commands.serve import Listening
 from dovetail.serve.server import bound
 from dovetail.serve.work.settings import Settings
 
@@ -28,6 +29,11 @@ from dovetail.serve.work.settings import Settings
     [
         (("--host", "0.0.0.0"), "DOVETAIL_API_KEY or with --api-key-file FILE"),
         (("--api-key-file", "/nowhere"), "--api-key-file: cannot read /nowhere"),
+        (("--api-key-file", os.devnull), f"--api-key-file {os.devnull} has no key in it: write one"),
+        (("--cors", "*"), "--cors * is no origin: write one as browsers send it"),
+        (("--cors", "http://good.example/"), "--cors http://good.example/ is no origin"),
+        (("--cors", "Http://good.example"), "--cors Http://good.example is no origin"),
+        (("--allow-host", "my.box:18931"), "--allow-host my.box:18931 is no name of a host"),
         (("--port", "70000"), "--port"),
         (("/nowhere",), "there is no folder /nowhere"),
         (("--lora-model-dir", "/nowhere"), "there is no folder /nowhere"),
@@ -39,6 +45,18 @@ def test_what_is_typed_wrongly_is_one_error_before_anything_is_loaded(words: tup
     result = CliRunner().invoke(app, ["serve", *([] if "--port" in words else ["--port", "0"]), *words])
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(("key", "told"), [("", "$DOVETAIL_API_KEY has no key in it"), ("  \n", "has no key in it")])
+def test_a_key_that_was_meant_and_is_empty_leaves_no_server_open(key: str, told: str) -> None:
+    result = CliRunner().invoke(app, ["serve", "--port", "0"], env={"DOVETAIL_API_KEY": key})
+    assert result.exit_code == 2
+    assert told in " ".join(result.stderr.split())
+
+
+def test_a_key_of_the_environment_is_read_without_the_spaces_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOVETAIL_API_KEY", " secret123\n")
+    assert Listening().key() == "secret123"
 
 
 def test_a_port_that_is_taken_is_said() -> None:

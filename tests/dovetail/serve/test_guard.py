@@ -14,6 +14,7 @@ from dovetail.compiler.errors import UsageError
 from dovetail.serve.app import application
 from dovetail.serve.guard.access import is_known_host, key_in
 from dovetail.serve.guard.bodies import is_deep
+from dovetail.serve.guard.refusals import refusal
 from dovetail.serve.work.settings import Settings
 from testbed.serving import Brush, served_by
 
@@ -151,3 +152,31 @@ def test_an_address_that_others_reach_needs_a_key() -> None:
     for settings in (Settings(host="0.0.0.0"), Settings(host="192.168.0.7"), Settings(key="short")):
         with pytest.raises(UsageError, match="key"):
             settings.check()
+
+
+@pytest.mark.parametrize("charset", ["punycode", "unicode_escape", "utf-16", "latin-1", "x" * 100])
+def test_a_form_in_another_charset_is_not_decoded(open_server: TestClient, charset: str) -> None:
+    form = b'--x\r\nContent-Disposition: form-data; name="\\ud800"\r\n\r\na\r\n' * 2 + b"--x--\r\n"
+    headers = {"Content-Type": f"multipart/form-data; boundary=x; charset={charset}"}
+    answer = open_server.post("/v1/images/edits", content=form, headers=headers)
+    assert answer.status_code == 400
+    assert "forms are taken in UTF-8" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("charset", ["", "; charset=UTF-8", '; charset="utf8"'])
+def test_a_form_in_utf_8_is_read(open_server: TestClient, charset: str) -> None:
+    form = '--x\r\nContent-Disposition: form-data; name="é"\r\n\r\na\r\n'.encode() * 2 + b"--x--\r\n"
+    headers = {"Content-Type": f"multipart/form-data; boundary=x{charset}"}
+    answer = open_server.post("/v1/images/edits", content=form, headers=headers)
+    assert "the form has é twice" in answer.json()["error"]["message"]
+
+
+def test_a_refusal_can_say_the_name_of_any_file() -> None:
+    answer = refusal("/v1/models", 400, "there is no caf\udce9", field="\ud800")
+    assert json.loads(answer.body)["error"]["message"] == "there is no caf?"
+
+
+def test_json_of_very_many_parts_is_refused_and_a_long_text_is_not() -> None:
+    assert is_deep(b'{"x":[' + b"1," * 50_000 + b"1]}")
+    assert not is_deep(b'{"prompt":"' + b"a, " * 20_000 + b'"}')
+    assert not is_deep(b'{"x":[' + b"1," * 20_000 + b"1]}")

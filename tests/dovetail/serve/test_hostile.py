@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import struct
 import zlib
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from PIL import Image
 
 from dovetail.compiler.errors import UsageError
 from dovetail.jobs.bounds import Bounds
@@ -71,3 +73,18 @@ def test_a_picture_of_too_many_pixels_is_told_so_by_its_head(side: int) -> None:
     ):
         with pytest.raises(UsageError, match="pixels"):
             opens()
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+def test_what_is_transparent_is_turned_as_its_picture_is(orientation: int) -> None:
+    picture, exif = Image.new("RGBA", (64, 32), (255, 255, 255, 255)), Image.Exif()
+    picture.paste((0, 0, 0, 0), (0, 0, 32, 32))
+    exif[0x0112] = orientation
+    file = io.BytesIO()
+    picture.save(file, format="png", exif=exif)
+    mask = transparent_part(file.getvalue(), "image", BOUNDS)
+    assert mask is not None
+    opened = opened_pictures(Job("a", image=file.getvalue(), mask=mask), BOUNDS)
+    black = opened["image"].convert("L").point(lambda level: 255 - level)
+    assert black.size == opened["mask_image"].size
+    assert black.tobytes() == opened["mask_image"].tobytes(), "white where the picture is replaced"

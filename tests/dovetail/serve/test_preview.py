@@ -47,3 +47,13 @@ def test_latents_of_another_form_have_no_preview() -> None:
         preview.note(ticket, latents)
         preview.end(ticket, Image.new("RGB", (32, 48)))
         assert preview.picture(latents, ticket.job) is None
+
+
+def test_tokens_have_no_preview_where_only_one_side_of_the_picture_is_known() -> None:
+    generator = np.random.default_rng(0)
+    preview, ticket = Preview(), Ticket(Job("a", width=32, height=48))
+    latents, picture = painted(generator, generator.normal(size=(3, 6)), packed=True)
+    preview.note(ticket, latents)
+    preview.end(ticket, picture)
+    assert preview.picture(latents, ticket.job) is not None
+    assert preview.picture(latents, Job("a", height=48)) is None
