@@ -48,6 +48,9 @@ comes on top. It is 1 to 5 % of the time of a large transformer on L20: at 10 an
 `benchmarks.prediction` lie within what is asked, give or take one.
 """
 
+LIKE = "like "
+"""What the label of a card begins with that nothing is known of but its memory."""
+
 LAUNCH_ON_HOST = 2.5e-5
 """The least seconds in which an operation is started and ends on the host, where nothing goes on meanwhile."""
 
@@ -234,7 +237,7 @@ def _speed(device: Device, memory: Memory, host: Speed) -> Speed:
         return of_card(card)
     guessed = of_card(card_of_size(memory.total / 2**30, device.kind if memory.integrated else ""))
     link = guessed.link if memory.integrated else min(guessed.link, _SLOW_LINK)
-    return replace(guessed, link=link, peer=0.0, label=f"like {guessed.label}")
+    return replace(guessed, link=link, peer=0.0, label=LIKE + guessed.label)
 
 
 def of_card(card: Card) -> Speed:

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 
 FOLDER, PROMPT = "MODEL_FOLDER", "a cat"
 """What stands in a command for a pipeline and a prompt that nobody named."""
+DEMO_PROMPT = "a red circle"
+"""The same for the demo, which knows no cat."""
 
 
-def generate_line(folder: str, options: Mapping[str, str], words: Sequence[str] = (), prompt: str = PROMPT) -> str:
+def generate_line(folder: str, options: Mapping[str, str], words: Sequence[str] = (), prompt: str | None = None) -> str:
     """The command that paints with the pipeline of a folder (of the demo where it has no name).
 
     Args:
@@ -21,5 +23,6 @@ def generate_line(folder: str, options: Mapping[str, str], words: Sequence[str] 
     """
     placed = [word for option, value in options.items() for word in ((option, value) if value else (option,))]
     model = ["--model", folder] if folder else []
+    prompt = (PROMPT if folder else DEMO_PROMPT) if prompt is None else prompt
     painted = ["--prompt", prompt] if prompt.startswith("-") else [prompt]
     return shlex.join(["dovetail", "generate", *painted, *model, *placed, *words])

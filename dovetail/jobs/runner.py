@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 from collections import Counter
@@ -24,7 +25,9 @@ from ..cli.options.subject import Pipeline, find_pipeline, quiet_libraries, whol
 from ..cli.options.weights import WeightFiles
 from ..cli.output.picture import frames_of
 from ..compiler.errors import DoesNotFitError
+from ..conventions.prompts import told_of_cut
 from ..conventions.tasks import class_for, told_of_models
+from ..demo.words import told_of_demo
 from ..pipelines.wrong_calls import wrong_calls_told
 from ..progress.phases import Phases
 from ..progress.refusals import telling
@@ -110,6 +113,7 @@ class Runner:
         quiet_libraries()
         self.pipeline = opening.pipeline()
         self.bounds = bounds or Bounds()
+        self._is_demo = not opening.model
         self.shelf = opening.shelf()
         self.phases = Phases()
         """The seconds by phase of the last job."""
@@ -140,6 +144,7 @@ class Runner:
         with self._turn, self.shelf.applied(self.pipe.dovetail, job.loras):
             self.phases = Phases()
             pipe, arguments = self._call(job)
+            self._warn(pipe, arguments)
             steps = Steps(pipe, arguments, job.count, on_step)
             ahead = self.ahead.painting((id(pipe), job.loras), self._next(pipe, job, following))
             with self._checks(pipe, arguments), self.phases.watching(), ahead as step_ended:
@@ -248,6 +253,12 @@ class Runner:
             given["strength"] = job.strength
         return pipe, call_arguments(pipe, given, self._defaults(cls))
 
+    def _warn(self, pipe: Any, arguments: Mapping[str, Any]) -> None:
+        """Logs what of a job is not read, and what the demo cannot paint."""
+        of_demo = told_of_demo(arguments) if self._is_demo else ()
+        for text in filter(None, (*of_demo, told_of_cut(pipe, arguments))):
+            _warn_once(text)
+
     def _defaults(self, cls: Any) -> dict[str, Any]:
         """What the pipeline is called with where nothing else is asked for, as far as a class takes it."""
         return {name: value for name, value in (self.pipeline.defaults or {}).items() if takes(cls, name)}
@@ -296,6 +307,12 @@ def _own(pipe: Any, seed: int, told: Callable[[Mapping[str, Any]], object] = lam
     import torch
 
     return {**told_of_steps(pipe, told), "generator": torch.Generator("cpu").manual_seed(seed)}
+
+
+@functools.lru_cache(256)
+def _warn_once(text: str) -> None:
+    """Logs what holds of many jobs with the first of them."""
+    logger.warning("a job: %s", text)
 
 
 def _nothing() -> None:

@@ -3,9 +3,9 @@
 A key says what was packed and how: each file of weights by its path, size and times, the bytes of each weight there,
 the type it got, and the version of the packer. So a source that is written anew is packed anew. A file is written
 beside its place and takes its name when it is whole; one process at a time packs what has one key, and the others find
-the file when they come to it. Beside it lies what it is known by, its header and blocks of its data (`FileIdentity`),
-so that one that was damaged since is packed anew. Where it cannot be kept, as on a full disk, weights are packed into
-memory.
+the file when they come to it. Beside it lies what it is known by, its header and some blocks of its data
+(`FileIdentity`), so that one that was cut off or written over since is packed anew. Where it cannot be kept, as on a
+full disk, weights are packed into memory.
 """
 
 from __future__ import annotations

@@ -162,11 +162,11 @@ def _check_files(output: Path, *others: Path | None) -> None:
 
 
 def _warn_of_prompt(pipe: Any, arguments: Mapping[str, Any], *, is_demo: bool) -> None:
-    """Says which words the demo does not know, and what of a prompt is not read."""
+    """Says what the demo cannot paint, and what of a prompt is not read."""
     from ...conventions.prompts import told_of_cut
-    from ...demo.words import told_of_unknown
+    from ...demo.words import told_of_demo
 
-    warn(told_of_unknown(str(arguments.get("prompt"))) if is_demo else "", told_of_cut(pipe, arguments))
+    warn(*(told_of_demo(arguments) if is_demo else ()), told_of_cut(pipe, arguments))
 
 
 def _saved(file: Path | None, given: dict[str, Any], painting: Painting) -> tuple[Latents | None, int]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...compiler.errors import UsageError
 from ...compiler.printable import printable
-from ...conventions.copied import PROMPT, generate_line
+from ...conventions.copied import generate_line
 from ..opening.answered import Question
 from ..options.call import Sample
 from ..options.inputs import Inputs
@@ -62,7 +62,7 @@ def plan(
 
 
 def print_plan(
-    told: Told, json: bool, model: str, words: Sequence[str], prompt: str = PROMPT, *, kept: str = ""
+    told: Told, json: bool, model: str, words: Sequence[str], prompt: str | None = None, *, kept: str = ""
 ) -> None:
     """Prints a plan as tables and lines, or as one JSON document.
 

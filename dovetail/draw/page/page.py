@@ -144,7 +144,7 @@ def _devices(
 ) -> list[dict[str, Any]]:
     if account is not None:
         rig = account.generation.rig
-        labels = {device.name: rig[device].label for device in account.generation.devices}
+        labels = {one.name: rig[one].label or account.speeds[one].label for one in account.generation.devices}
         return [{"name": name, "label": labels.get(name, ""), **peak} for name, peak in account.devices().items()]
     memory = {device: one.rig[device] for one in programs.values() for device in one.devices}
     at = {row[0]: row[3] for row in rows_of_devices(programs)}

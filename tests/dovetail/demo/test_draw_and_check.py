@@ -19,6 +19,7 @@ from dovetail.demo.draw import (
     training_pairs,
     training_scene,
 )
+from dovetail.demo.words import told_of_demo
 
 EVERY_SCENE = [*singles(), *training_pairs(), *held_out_scenes()]
 
@@ -87,3 +88,13 @@ def test_the_checker_tells_the_colours_the_shapes_and_the_relation_apart() -> No
     assert read(picture) == scene
     assert read(picture[::-1]) == Scene(Thing("blue", "square"), Thing("red", "circle"), "above")
     assert read(picture.transpose(1, 0, 2)) == Scene(Thing("red", "circle"), Thing("blue", "square"), "left of")
+
+
+def test_what_the_demo_cannot_paint_is_told() -> None:
+    assert told_of_demo({"prompt": "a red circle above a blue square", "width": 64, "height": 64}) == ("", "")
+    assert told_of_demo({"prompt": "a red circle"}) == ("", "")
+    words, size = told_of_demo({"prompt": "a cat on a sofa", "width": 64, "height": 32})
+    assert words.startswith("the demo does not know cat, on, sofa: it paints one or two of circle")
+    assert size.startswith("the demo was trained with pictures of 64 x 64 and paints no other size well: 64 x 32")
+    many = told_of_demo({"prompt": " ".join(f"word{number}" for number in range(100))})[0]
+    assert "word7 and 92 more: it paints" in many

@@ -90,11 +90,23 @@
     ctx.restore();
   }
 
+  function sayAbove({ctx, bbox}, text) {
+    const ratio = devicePixelRatio;
+    ctx.save();
+    ctx.font = `${11 * ratio}px system-ui`;
+    ctx.fillStyle = css("--bad");
+    ctx.textAlign = "right";
+    ctx.textBaseline = "top";
+    ctx.fillText(text, bbox.left + bbox.width - 4 * ratio, bbox.top + 4 * ratio);
+    ctx.restore();
+  }
+
   function chart(host, device, columns, end, marks) {
     const tops = stacked(columns), time = axisOf(marks, end), places = columns.x.map(time.place);
     const total = tops[LAYERS.length - 1], fullest = total.indexOf(Math.max(...total));
     const most = Math.max(...tops[LAYERS.length - 1], 1);
-    const shown = Math.max(most, device.free <= most * 4 ? device.free : 0) * 1.08;
+    const isCut = device.free > most * 4;  // a chart of it would be a line on the ground
+    const shown = isCut ? most * 1.35 : Math.max(most, device.free) * 1.08;
     const budget = columns.x.map(() => device.free);
     const step = uPlot.paths.stepped({align: 1});
     // Highest layer first, each from the ground: the ones below are drawn over it.
@@ -117,7 +129,10 @@
               incrs: Array.from({length: 60}, (_, power) => 2 ** power)}),
       ],
       series: [{}, ...order.map(area), {stroke: css("--bad"), width: 1.5, dash: [5, 4], points: {show: false}}],
-      hooks: {setCursor: [(self) => read(self.cursor.idx)], draw: drawn ? [(self) => marked(self, drawn)] : []},
+      hooks: {setCursor: [(self) => read(self.cursor.idx)], draw: [
+        ...(drawn ? [(self) => marked(self, drawn)] : []),
+        ...(isCut ? [(self) => sayAbove(self, `▲ ${bytes(device.free)} may be used, above this axis`)] : []),
+      ]},
     }, [places, ...order.map((place) => tops[place]), budget], host);
     const out = host.parentElement.querySelector("output");
     const during = (place) => (marks || []).find(([, , from, to]) => columns.x[place] >= from && columns.x[place] <= to);
