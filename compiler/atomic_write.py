@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 import secrets
 from collections.abc import Iterator
@@ -19,7 +20,11 @@ def drafts_of(path: Path) -> Iterator[Path]:
 
 
 def _tail(path: Path) -> str:
-    return os.fsencode(path.name)[-_KEPT:].decode("utf-8", "ignore")
+    """What a draft's name ends in: the wanted name, of a long one its digest and its end."""
+    name = os.fsencode(path.name)
+    if len(name) <= _KEPT:
+        return path.name
+    return f"{hashlib.sha256(name).hexdigest()[:_RANDOM]}.{name[-_KEPT:].decode('utf-8', 'ignore')}"
 
 
 @contextmanager

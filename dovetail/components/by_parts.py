@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..compiler.devices.device import Device
-from ..compiler.errors import SideEffectError, TraceError
+from ..compiler.errors import DovetailError, SideEffectError, TraceError
 from ..compiler.frontend.diagnostics import OR_A_PART
 from ..compiler.frontend.refusals import STANDS_FOR
 from ..compiler.frontend.rollback import containers_of
@@ -32,6 +32,7 @@ from ..conventions.hooks import has_foreign_hooks
 from ..conventions.modes import are_taken_off, put_back
 from ..conventions.replacements import Replacement
 from ..lora.adapters import adds_branches
+from ..runtime.devices.out_of_memory import ran_out
 from ..runtime.devices.transfers import home_of
 from ..runtime.store.objects import attributes_on
 from ..runtime.store.stored_weight import StoredWeight
@@ -108,8 +109,9 @@ class Parts(OfComponent):
         super().__init__(component)
         self.reasons: dict[str, str] = {}
         self._changing: set[str] = set()
-        self._untried: dict[str, bool] = {}
-        """The calls of ``reasons`` that have not run by their parts yet, and whether each is the first that is told."""
+        self._untried: set[str] = set()
+        """The calls of ``reasons`` that have not run by their parts yet."""
+        self._has_warned = False
         self._local = threading.local()
 
     @property
@@ -153,7 +155,7 @@ class Parts(OfComponent):
         if self.component.name and why.endswith(OR_A_PART):
             why = f"{why.removesuffix(OR_A_PART)}, or leave it so: the results are the same"
         if str(call) not in self.reasons:
-            self._untried[str(call)] = not self.reasons
+            self._untried.add(str(call))
         self.reasons[str(call)] = why
         return BY_PARTS
 
@@ -161,23 +163,28 @@ class Parts(OfComponent):
         """Runs a call by its parts: its own Python on one device, its parts compiled, each where its weights are."""
         try:
             result = self.run_own(call, call.original, args, kwargs)
-        except CannotBePlannedError:
+        except (CannotBePlannedError, DovetailError):
             raise
-        except Exception:
-            self._take_back(call)
+        except Exception as error:
+            if not ran_out(error):
+                self._take_back(call)
             raise
         if str(call) in self._untried:
-            self._tell(call, self._untried.pop(str(call)))
+            self._untried.remove(str(call))
+            self._tell(call)
         return result
 
     def _take_back(self, call: Call) -> None:
         """Forgets that a call could not be traced which cannot be run either: another one may well be traced."""
-        if self._untried.pop(str(call), None) is None:
+        if str(call) not in self._untried:
             return
+        self._untried.remove(str(call))
         del self.reasons[str(call)]
         if call.failures == _TRIES:
             call.whole = None
         call.failures -= 1
+        for key in [key for key, answering in call.programs.items() if answering is BY_PARTS]:
+            del call.programs[key]
 
     def run_own(self, call: Call, own: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Runs what a module does itself at a call: its function, or that and the hooks around it."""
@@ -342,12 +349,15 @@ class Parts(OfComponent):
         with torch.inference_mode(False):  # a copy that is made in that mode counts no writes
             return held.tensor if held.is_on(there) else view.store.copy_on(held, there)
 
-    def _tell(self, call: Call, first: bool) -> None:
+    def _tell(self, call: Call) -> None:
+        """Says of a call that it runs by its parts, with a warning of the first that is not a part of another such."""
         component = self.component
         title, main = component.title(call), component.whole_on
         main = main if main in component.devices else component.devices[0]
+        warns = not self._has_warned and not self._untried
+        self._has_warned |= warns
         if component.tell_of_option():
-            first = False
+            warns = False
         if component.sites.of(call.module).opens:
             how = "cannot be compiled whole and is compiled by its parts: what it computes between them it computes on "
             how += str(main)
@@ -356,7 +366,7 @@ class Parts(OfComponent):
         else:
             where = component.sites.of(call.module).device or main
             how = f"cannot be compiled and runs as it is, whole on {where}, without its activations being freed early"
-        logger.log(logging.WARNING if first else logging.INFO, "%s %s: %s", title, how, self.reasons[str(call)])
+        logger.log(logging.WARNING if warns else logging.INFO, "%s %s: %s", title, how, self.reasons[str(call)])
 
 
 def split_told(plan: ComponentPlan) -> str:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..compiler.errors import DovetailError, UsageError
+from ..runtime.devices.out_of_memory import ran_out
 
 WRONG = (TypeError, ValueError, AttributeError, LookupError)
 """What a pipeline raises that is called with wrong arguments."""
 _NUMBERS = ("height", "width", "num_frames", "num_inference_steps", "num_images_per_prompt")
 """The arguments of pipelines that are whole numbers in all of them."""
+_OF_SIZE = re.compile(r"size|shape|dimension|element|empty", re.IGNORECASE)
 _SMALL = 64
 """Pixels of a side from which on all common models work: they have up to 32 pixels in one of a latent."""
 
@@ -57,7 +60,7 @@ def _too_small(given: Mapping[str, Any], error: Exception) -> str:
     height, width = given.get("height"), given.get("width")
     if type(error) is not RuntimeError or not isinstance(height, int) or not isinstance(width, int):
         return ""
-    if min(height, width) >= _SMALL:
+    if min(height, width) >= _SMALL or ran_out(error) or not _OF_SIZE.search(str(error)):
         return ""
     said = str(error).strip().partition("\n")[0]
     return f"{width} x {height} may be too small for its models, ask for a larger size; PyTorch says: {said}"

@@ -169,5 +169,6 @@ def test_the_longest_name_of_a_file_is_written_and_its_drafts_are_found(tmp_path
     with written_beside(tmp_path / name) as draft:
         assert list(drafts_of(tmp_path / name)) == [draft]
         draft.write_text("new")
+        assert not list(drafts_of(tmp_path / f"other {name}"))
     assert os.listdir(tmp_path) == [name]
     assert not list(drafts_of(tmp_path / name))

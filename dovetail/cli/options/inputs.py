@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 INPUTS = "Pictures to begin with"
+_BYTE = 255
+_BITS = 258
+"""The tag of a TIFF that says how many bits a level has."""
 _STEP = 16
 """A picture's size is rounded down to a multiple of so many pixels, as the models take them."""
 
@@ -172,26 +175,32 @@ def read_picture(
 
     try:
         with Image.open(file, formats=kinds) as picture:  # photographs say how they are to be turned, as in diffusers
-            turned = _in_eight_bits(ImageOps.exif_transpose(picture), picture.format, told)
+            most = _most_level(picture, told)
+            turned = ImageOps.exif_transpose(picture)
+            turned = turned if most == _BYTE else _in_eight_bits(turned, most)
             return turned.convert("L" if parameter == "mask_image" else "RGB")
     except (OSError, Image.DecompressionBombError) as error:
         raise UsageError(f"cannot read a picture from {told}: {error}") from error
 
 
-def _in_eight_bits(picture: Image.Image, kind: str | None, told: str) -> Image.Image:
-    """A picture whose levels are 0 to 255: Pillow cuts those of 16 bits off there, so that most of them are white.
+def _most_level(picture: Image.Image, told: str) -> int:
+    """The level of white in a picture that was opened; raises UsageError for numbers of no known range."""
+    mode, tags = picture.mode, getattr(picture, "tag_v2", {})
+    if not mode.startswith(("I", "F")):
+        return _BYTE
+    if not mode.startswith("I;16") and (mode, picture.format) not in (("I", "PNG"), ("I", "PPM")):
+        raise UsageError(f"{told} has levels of no known range ({mode}): save it with 8 or 16 bits a channel")
+    bits = (tags.get(_BITS) or (16,))[0]  # a TIFF may have 12
+    return int(2**bits - 1)
 
-    Raises UsageError for numbers of no known range.
-    """
+
+def _in_eight_bits(picture: Image.Image, most: int) -> Image.Image:
+    """A picture whose levels are 0 to 255: Pillow cuts those of 16 bits off there, so that most of them are white."""
     import numpy as np
     from PIL import Image
 
-    if not picture.mode.startswith(("I", "F")):
-        return picture
-    if not picture.mode.startswith("I;16") and (picture.mode, kind) != ("I", "PNG"):
-        raise UsageError(f"{told} has levels of no known range ({picture.mode}): save it with 8 or 16 bits a channel")
-    levels = np.asarray(picture).astype(np.uint32)
-    return Image.fromarray(((levels * 255 + 32767) // 65535).astype(np.uint8))
+    levels = np.minimum(np.asarray(picture).astype(np.uint32), most)
+    return Image.fromarray(((levels * _BYTE + most // 2) // most).astype(np.uint8))
 
 
 @functools.cache

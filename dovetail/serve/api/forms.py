@@ -15,6 +15,7 @@ from ...compiler.errors import UsageError
 
 _TEXTS = frozenset({"prompt", "negative_prompt", "model", "size", "user", "quality", "response_format",
                     "output_format", "background", "input_fidelity", "moderation"})  # fmt: skip
+_CHARSETS = (b"utf-8", b"utf8", b"utf_8", b"us-ascii", b"ascii")
 _FILES, _FIELDS, _FIELD = 4, 40, 2**17
 
 
@@ -68,7 +69,7 @@ async def read_form(request: Request, files: Collection[str], most: int) -> tupl
 def _check_charset(request: Request) -> None:
     """Raises UsageError for a form in another charset: the parser decodes by whatever is named, which may take long."""
     _, options = parse_options_header(request.headers.get("content-type"))
-    if options.get(b"charset", b"utf-8").lower() not in (b"utf-8", b"utf8"):
+    if options.get(b"charset", b"utf-8").lower() not in _CHARSETS:
         raise UsageError("forms are taken in UTF-8: leave the charset out of the Content-Type")
 
 

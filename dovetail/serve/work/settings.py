@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass, field
 
 from ...compiler.errors import UsageError
 from ...jobs.bounds import Bounds
 
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\\?#@*,\sA-Z]+")
+_ORIGIN = re.compile(r"https?://[a-z0-9._:\[\]-]+|(?!https?:)[a-z][a-z0-9+.-]*://[^/\\?#@*,\s]*")
 _NAME = re.compile(r"[^/:?#@*,\s]+")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -56,8 +57,16 @@ class Settings:
                     "letters, as in https://example.org or http://localhost:3000; each site is named"
                 )
         for name in self.hosts:
-            if not _NAME.fullmatch(name):
+            if not _NAME.fullmatch(name) and not _is_address(name.strip("[]")):
                 raise UsageError(
                     f"--allow-host {name} is no name of a host: write it without a scheme, a port and a path, as in "
                     "box.example.org"
                 )
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -466,6 +466,14 @@ def test_a_picture_of_16_bits_keeps_its_levels(parameter: str) -> None:
     assert np.abs(levels.ravel() - np.linspace(0, 255, 4096)).max() <= 0.51
 
 
+@pytest.mark.parametrize(("most", "bits"), [(65535, 16), (1023, 10)])
+def test_a_grey_file_of_many_levels_keeps_them(most: int, bits: int) -> None:
+    levels = np.linspace(0, most, 64).astype(">u2")
+    file = io.BytesIO(f"P5 8 8 {most}\n".encode() + levels.tobytes())
+    read = np.asarray(read_picture(file, "mask_image", "x"), float)
+    assert np.abs(read.ravel() - np.linspace(0, 255, 64)).max() <= 0.51 + 255 / most, bits
+
+
 def test_a_picture_whose_levels_have_no_known_range_is_refused() -> None:
     file = io.BytesIO()
     Image.fromarray(np.zeros((4, 4), np.float32)).save(file, format="tiff")

@@ -524,3 +524,30 @@ def test_calls_that_no_module_could_answer_leave_it_compiled_whole(caplog: pytes
     assert torch.equal(pipe(x), model(x))
     (program,) = component.programs
     assert len(program.program.weights) == len(list(model.parameters())), "one program has the whole of it"
+
+
+class Choosy(Numpy):
+    """A block that no trace follows, and that refuses numbers of which one is large."""
+
+    def between(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().between(x)
+        if float(y.abs().max()) > 1e6:
+            raise RuntimeError("too large")
+        return y
+
+
+@pytest.mark.parametrize("again", [1, 2])
+def test_a_call_that_fails_and_then_succeeds_runs_by_its_parts_and_says_so(
+    caplog: pytest.LogCaptureFixture, again: int
+) -> None:
+    model, pipe, x = small_pipeline.compiled_pair(Choosy)
+    component = pipe.dovetail.components["unet"]
+    with caplog.at_level(logging.WARNING, "dovetail"):
+        with pytest.raises(RuntimeError, match="too large"):
+            pipe.unet(x * 1e12)
+        assert not caplog.text
+        for _ in range(2):
+            assert torch.equal(pipe.unet(x[:again]), model(x[:again]))
+    assert caplog.text.count("cannot be compiled whole and is compiled by its parts") == 1
+    assert "forward" in component.parts.reasons
+    assert not component.stream()

@@ -29,10 +29,12 @@ def test_an_operation_refused_in_a_picture_of_few_pixels_is_told_with_its_size(s
 @pytest.mark.parametrize(
     ("error", "given"),
     [
-        (RuntimeError("x"), {"width": 64, "height": 64}),
-        (RuntimeError("x"), {}),
-        (RuntimeError("x"), {"width": 8}),
+        (RuntimeError("size"), {"width": 64, "height": 64}),
+        (RuntimeError("size"), {}),
+        (RuntimeError("size"), {"width": 8}),
+        (RuntimeError("CUDA error: an illegal memory access"), {"width": 8, "height": 8}),
         (torch.OutOfMemoryError("x"), {"width": 8, "height": 8}),
+        (RuntimeError("MPS backend out of memory"), {"width": 8, "height": 8}),
         (NotImplementedError("x"), {"width": 8, "height": 8}),
         (OSError("x"), {"width": 8, "height": 8}),
     ],

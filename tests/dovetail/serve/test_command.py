@@ -33,6 +33,7 @@ from dovetail.serve.work.settings import Settings
         (("--cors", "*"), "--cors * is no origin: write one as browsers send it"),
         (("--cors", "http://good.example/"), "--cors http://good.example/ is no origin"),
         (("--cors", "Http://good.example"), "--cors Http://good.example is no origin"),
+        (("--cors", "https://Good.example"), "--cors https://Good.example is no origin"),
         (("--allow-host", "my.box:18931"), "--allow-host my.box:18931 is no name of a host"),
         (("--port", "70000"), "--port"),
         (("/nowhere",), "there is no folder /nowhere"),
@@ -52,6 +53,14 @@ def test_a_key_that_was_meant_and_is_empty_leaves_no_server_open(key: str, told:
     result = CliRunner().invoke(app, ["serve", "--port", "0"], env={"DOVETAIL_API_KEY": key})
     assert result.exit_code == 2
     assert told in " ".join(result.stderr.split())
+
+
+def test_origins_and_hosts_of_all_kinds_can_be_named() -> None:
+    origins = (
+        "https://example.org", "http://localhost:3000", "http://[::1]:80", "http://my_box", "vscode-webview://1AbC",
+        "chrome-extension://abc", "tauri://localhost", "file://",
+    )  # fmt: skip
+    Settings(origins=origins, hosts=("box", "my_box.local", "192.168.0.7", "::1", "[::1]")).check()
 
 
 def test_a_key_of_the_environment_is_read_without_the_spaces_around_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,7 @@
   }
 
   function sayAbove({ctx, bbox}, text) {
-    const ratio = devicePixelRatio;
+    const ratio = devicePixelRatio || 1;
     ctx.save();
     ctx.font = `${11 * ratio}px system-ui`;
     ctx.fillStyle = css("--bad");
