@@ -66,9 +66,10 @@ class Process:
 
     @property
     def cpu(self) -> float:
-        """CPU seconds that it has used."""
-        parts = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(parts[11]) + int(parts[12])) / os.sysconf("SC_CLK_TCK")
+        """CPU seconds that the threads which it has have used; `stat` beside it counts in ticks of 10 ms."""
+        return (
+            sum(int(file.read_text().split()[0]) for file in Path(f"/proc/{self.pid}/task").glob("*/schedstat")) / 1e9
+        )
 
 
 @contextlib.contextmanager
@@ -228,15 +229,15 @@ def _compared(pictures: dict[int, str], wanted: list[int], steps: int) -> list[s
 _BLOCK = 5
 """So many pictures are painted in one way before the other has its turn."""
 
-LOOP = """
-import io, resource, sys
+BOTH = """
+import io, sys
 from benchmarks.serve import job_of
 from dovetail.jobs.runner import Opening, Runner
+from dovetail.serve.server import served_by
+from dovetail.serve.work.settings import Settings
+from testbed.serving import running
 steps = int(sys.argv[1])
 runner = Runner(Opening(threads=1))
-def cpu():
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 def paint(numbers):
     for one in numbers:
         job = job_of(one, steps)
@@ -247,11 +248,11 @@ def paint(numbers):
         made = pipe(**arguments, generator=torch.Generator("cpu").manual_seed(one))
         made.images[0].save(io.BytesIO(), format="png")
 paint(range(8))
-print("ready", flush=True)
-for line in sys.stdin:
-    before = cpu()
-    paint(range(*map(int, line.split())))
-    print(cpu() - before, flush=True)
+with running(served_by([runner], runner.about(), Settings(port=0))) as address:
+    print(address, flush=True)
+    for line in sys.stdin:
+        paint(range(*map(int, line.split())))
+        print("done", flush=True)
 """
 
 
@@ -266,16 +267,18 @@ for seed in range(int(sys.argv[2])):
 def cost(requests: int, rounds: int, steps: int) -> list[str]:
     """Prints CPU seconds of calls through a server beside those of the same calls in a loop."""
     ratios = []
-    with serving() as process, _looping(steps) as loop, httpx2.Client(base_url=process.address, timeout=600) as client:
+    with _both(steps) as (process, loop), httpx2.Client(base_url=process.address, timeout=600) as client:
         _ask(client, range(8), steps)
         for number in range(rounds):
             alone = served = 0.0
             for first in range(0, requests, _BLOCK):  # in turns, so that a slow minute of the machine is slow for both
                 numbers = range(requests)[first : first + _BLOCK]
-                alone += loop(numbers) / requests
-                before = process.cpu
+                begun = process.cpu
+                loop(numbers)
+                between = process.cpu
                 _ask(client, numbers, steps)
-                served += (process.cpu - before) / requests
+                alone += (between - begun) / requests
+                served += (process.cpu - between) / requests
             ratios.append(served / alone)
             print(
                 f"round {number + 1}: {1000 * alone:.1f} ms of CPU a picture in a loop, {1000 * served:.1f} ms through "
@@ -294,21 +297,25 @@ def cost(requests: int, rounds: int, steps: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def _looping(steps: int) -> Iterator[Callable[[range], float]]:
-    """A process that paints pictures of such numbers when it is told to, and says the CPU seconds that it took."""
-    command = [sys.executable, "-c", LOOP, str(steps)]
+def _both(steps: int) -> Iterator[tuple[Process, Callable[[range], None]]]:
+    """A server, and what has its process paint pictures of such numbers in a loop.
+
+    It is one process, with one pipeline: of two, one may be up to a tenth slower for as long as it lives, by where its
+    memory lies.
+    """
+    command = [sys.executable, "-c", BOTH, str(steps)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         told, said = process.stdin, process.stdout
         assert told is not None
         assert said is not None
-        while said.readline() != "ready\n":
-            assert process.poll() is None, "the loop did not start"
+        address = said.readline().strip()
+        assert address.startswith("http"), "the server did not start"
 
-        def loop(numbers: range) -> float:
+        def loop(numbers: range) -> None:
             print(numbers.start, numbers.stop, file=told, flush=True)
-            return float(said.readline())
+            assert said.readline() == "done\n", "the loop ended"
 
-        yield loop
+        yield Process(address, process.pid), loop
 
 
 def _ask(client: httpx2.Client, numbers: range, steps: int) -> None:
