@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..compiler.errors import DovetailError, UsageError
-from ..runtime.devices.out_of_memory import ran_out
 
 WRONG = (TypeError, ValueError, AttributeError, LookupError)
 """What a pipeline raises that is called with wrong arguments."""
@@ -57,6 +56,8 @@ def _too_small(given: Mapping[str, Any], error: Exception) -> str:
 
     Which sizes a model can do it does not say: the error is of the first layer whose kernel is larger than its input.
     """
+    from ..runtime.devices.out_of_memory import ran_out  # which needs PyTorch; who shows help does not
+
     height, width = given.get("height"), given.get("width")
     if type(error) is not RuntimeError or not isinstance(height, int) or not isinstance(width, int):
         return ""
