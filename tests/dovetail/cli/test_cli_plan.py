@@ -160,7 +160,7 @@ def test_the_line_of_a_plan_asks_for_the_tiles_that_were_asked_for(asked: str, t
     words = ("--rig", RIG, "--backend", "cuda0", "--vae-tiling", asked)
     lines = run(*words).stdout.splitlines()
     options = f"--backend cuda0 --vae-tiling {typed}"
-    assert lines[-1] == f"dovetail generate 'a cat' {options} --steps 2"
+    assert lines[-1] == f"dovetail generate 'a red circle' {options} --steps 2"
     row = next(index for index, line in enumerate(lines) if line.startswith("vae"))
     column = slice(lines[0].index("part"), lines[0].index("weights"))
     assert said in " ".join(line[column].strip() for line in lines[row : lines.index("")])
