@@ -300,8 +300,7 @@ def cost(requests: int, rounds: int, steps: int) -> list[str]:
 def _both(steps: int) -> Iterator[tuple[Process, Callable[[range], None]]]:
     """A server, and what has its process paint pictures of such numbers in a loop.
 
-    It is one process, with one pipeline: of two, one may be up to a tenth slower for as long as it lives, by where its
-    memory lies.
+    It is one process with one pipeline, so that nothing differs but the way to it.
     """
     command = [sys.executable, "-c", BOTH, str(steps)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -21,3 +21,12 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() or one in "\n\t" else ascii(one)[1:-1] for one in text)
+
+
+def half_character(text: str) -> str:
+    """The first half of a character in a text, which JSON and names of files can have and UTF-8 cannot; empty if none.
+
+    >>> half_character("a" + chr(0xD83D)) == chr(0xD83D), half_character("a")
+    (True, '')
+    """
+    return next((one for one in text if "\ud800" <= one <= "\udfff"), "")

@@ -163,10 +163,8 @@ class Parts(OfComponent):
         """Runs a call by its parts: its own Python on one device, its parts compiled, each where its weights are."""
         try:
             result = self.run_own(call, call.original, args, kwargs)
-        except (CannotBePlannedError, DovetailError):
-            raise
         except Exception as error:
-            if not ran_out(error):
+            if not isinstance(error, (CannotBePlannedError, DovetailError)) and not ran_out(error):
                 self._take_back(call)
             raise
         if str(call) in self._untried:

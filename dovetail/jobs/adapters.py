@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..compiler.errors import AdapterError, UsageError
-from ..compiler.printable import printable
+from ..compiler.printable import half_character, printable
 from ..lora.requested import Lora
 from ..pipelines.loras import apply_loras
 
@@ -39,7 +39,7 @@ class Shelf:
         if not folder.is_dir():
             raise UsageError(f"there is no folder {folder}: name the one that has LoRAs, as .safetensors files")
         found = {path.stem: path for path in sorted(folder.glob("*.safetensors"))}
-        odd = [name for name in found if not _is_text(name)]
+        odd = [name for name in found if half_character(name)]  # which no job and no answer can say
         if odd:
             names = ", ".join(map(printable, odd))
             logger.warning("LoRAs whose names are no text in UTF-8 are left out: %s: rename them", names)
@@ -90,12 +90,3 @@ class Shelf:
         if getattr(pipe, "num_fused_loras", 0):
             pipe.unfuse_lora()
         pipe.unload_lora_weights()
-
-
-def _is_text(name: str) -> bool:
-    """Whether jobs and answers, which are UTF-8, can say the name of a file."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ...compiler.errors import UsageError
-from ...compiler.printable import printable
+from ...compiler.printable import half_character, printable
 from ..opening.loading import check_here
 from ..options.bulk import Bulk, count_of
 from ..options.call import MOST_STEPS, Size, steering
@@ -244,10 +244,8 @@ def _warn_once(text: str) -> None:
 def _check_text(typed: Mapping[str, str]) -> None:
     """Raises UsageError for what the file that says what is done cannot hold: a path of bytes that are no text."""
     for name, value in typed.items():
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise UsageError(f"{name} {value[:80]!a} is no text in UTF-8: name another path, or rename it") from error
+        if half_character(value):
+            raise UsageError(f"{name} {value[:80]!a} is no text in UTF-8: name another path, or rename it")
 
 
 def _bounds() -> Bounds:

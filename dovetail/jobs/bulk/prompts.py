@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, StrictInt, TypeAdapter, ValidationError
 
 from ...compiler.errors import UsageError
+from ...compiler.printable import half_character
 from ...compiler.schema_errors import told_of
 from ...lora.requested import taken_from
 from ..job import Job
@@ -125,12 +126,8 @@ def _asked(text: str, job: Job) -> Job:
 def _check_texts(asked: Asked) -> None:
     """Raises UsageError for half of a character, which JSON can write and no text in UTF-8 can hold."""
     for text in (asked.prompt, asked.negative_prompt or "", *(asked.loras or ())):
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise UsageError(
-                f"{text[error.start]!a} is half of a character: write it whole, or leave it out"
-            ) from error
+        if half := half_character(text):
+            raise UsageError(f"{half!a} is half of a character: write it whole, or leave it out")
 
 
 @functools.cache

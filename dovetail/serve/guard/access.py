@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..work.settings import LOOPBACK, Settings
+from ..work.settings import LOOPBACK, Settings, is_address
 from .refusals import refusal
 
 OPEN = ("/", "/health", "/ready", "/favicon.ico")
@@ -102,16 +102,8 @@ def is_known_host(header: str, hosts: Collection[str]) -> bool:
         return False
     inside, name = found["inside"], found["name"]
     if inside is not None:
-        return _is_address(inside, ipaddress.IPv6Address)
-    return name in hosts or _is_address(name, ipaddress.IPv4Address)
-
-
-def _is_address(name: str, kind: type[ipaddress.IPv4Address | ipaddress.IPv6Address]) -> bool:
-    try:
-        kind(name)
-    except ValueError:
-        return False
-    return "%" not in name  # a scope may be any text
+        return is_address(inside, ipaddress.IPv6Address)
+    return name in hosts or is_address(name, ipaddress.IPv4Address)
 
 
 def key_in(header: str) -> bytes:

@@ -57,16 +57,17 @@ class Settings:
                     "letters, as in https://example.org or http://localhost:3000; each site is named"
                 )
         for name in self.hosts:
-            if not _NAME.fullmatch(name) and not _is_address(name.strip("[]")):
+            if not _NAME.fullmatch(name) and not is_address(name.strip("[]"), ipaddress.IPv6Address):
                 raise UsageError(
                     f"--allow-host {name} is no name of a host: write it without a scheme, a port and a path, as in "
                     "box.example.org"
                 )
 
 
-def _is_address(name: str) -> bool:
+def is_address(name: str, kind: type[ipaddress.IPv4Address | ipaddress.IPv6Address]) -> bool:
+    """Whether a host is named by an address of a kind."""
     try:
-        ipaddress.ip_address(name)
+        kind(name)
     except ValueError:
         return False
-    return True
+    return "%" not in name  # a scope may be any text
