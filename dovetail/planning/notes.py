@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from ..compiler.devices.device import Device
 from ..compiler.devices.rig import Rig
+from ..compiler.devices.speeds import LIKE, Speeds
 from ..compiler.states.parts import slot_bytes
 from ..compiler.units import format_bytes
 from ..quant.packing import packed_bytes
@@ -66,3 +68,16 @@ def packing_notes(components: Mapping[str, Iterable[StoredWeight]]) -> list[str]
             types = " and ".join(f"{format_bytes(nbytes)} of {quant}" for quant, nbytes in sizes.items())
             notes.append(f"{name} is packed when it is loaded first, and kept so: {types}, {whole} with what is not")
     return notes
+
+
+def card_notes(rig: Rig, speeds: Speeds) -> list[str]:
+    """As which cards those count that a rig does not name."""
+    guessed: dict[str, list[str]] = defaultdict(list)
+    for device in rig.devices:
+        label = speeds[device].label
+        if label.startswith(LIKE) and not device.is_simulated:
+            guessed[label.removeprefix(LIKE)].append(device.name)
+    if not guessed:
+        return []
+    taken = ", ".join(f"{' and '.join(names)} as {card}" for card, names in guessed.items())
+    return [f"counted by memory alone: {taken}; --rig names cards, as in cuda0=24GiB@RTX 4090"]

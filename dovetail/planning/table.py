@@ -6,14 +6,14 @@ Bytes are those of the lowered schedules. Seconds are those of their time lines 
 from __future__ import annotations
 
 import shlex
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..compiler.devices.device import Device
-from ..compiler.devices.speeds import LIKE, SPREAD, Speeds
+from ..compiler.devices.speeds import SPREAD, Speeds
 from ..compiler.durations import seconds_facts, seconds_text
 from ..compiler.ir.program import IN_PARTS, Program
 from ..compiler.ir.schedule import Lifetime
@@ -28,6 +28,7 @@ from ..passes.states.states import split_mode_of
 from .choice import facts_of_choices, rows_of_choices
 from .generation import Generation, PlannedCall, numbered, told_apart
 from .guidance import Together, together_in
+from .notes import card_notes
 from .on_host import told_of_host
 from .packed import InType, told_of_types, types_of
 from .parts import Part, Row
@@ -227,7 +228,8 @@ class Account:
         quicker = [] if self.quicker is None else [str(self.quicker)]
         cards = sum(not one.is_host for one in self.generation.peaks())
         replicas = told_of_replicas(self.copies, self.seconds, self.spread, cards)
-        rest = (*replicas, *self.types, *self.turns, *self._rehearsed(), *self._withheld(), *self.notes)
+        unnamed = card_notes(self.generation.rig, self.speeds)
+        rest = (*replicas, *self.types, *self.turns, *self._rehearsed(), *unnamed, *self._withheld(), *self.notes)
         return [*warnings, takes, *told_of_skipped(self), *quicker, *rest]
 
     @property
@@ -273,21 +275,13 @@ class Account:
         return f"; the search took {self.searched:.2f} s{whole}"
 
     def _rehearsed(self) -> Iterator[str]:
-        """What of the plan is not timed as it runs: devices of several processes, simulated ones, unnamed cards."""
+        """What of the plan cannot run as it is timed: devices of several processes, and simulated ones."""
         used = list(self.generation.peaks())
         if any(not one.is_of_here for one in used):
             yield "devices of several processes can be planned for, and not run yet"
         labels = {self.speeds[one].label for one in used if one.is_simulated}
         if labels:
             yield f"seconds are those of cards {' and '.join(sorted(labels))} in the place of simulated devices"
-        guessed: dict[str, list[str]] = defaultdict(list)
-        for device in self.generation.rig.devices:
-            label = self.speeds[device].label
-            if label.startswith(LIKE) and not device.is_simulated:
-                guessed[label.removeprefix(LIKE)].append(device.name)
-        if guessed:
-            taken = ", ".join(f"{' and '.join(names)} as {card}" for card, names in guessed.items())
-            yield f"counted by memory alone: {taken}; --rig names cards, as in cuda0=24GiB@RTX 4090"
 
     def _withheld(self) -> Iterator[str]:
         """Of each device what is neither reserved of it nor may be used, where that is a hundredth of it or more.
