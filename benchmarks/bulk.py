@@ -35,6 +35,7 @@ from rich.table import Table
 from dovetail.cli.options.shared import Where
 from dovetail.jobs.job import Job
 from dovetail.jobs.runner import Opening, Runner
+from testbed.processes import children_of, is_alive
 
 _COLOURS = ("red", "green", "blue", "yellow")
 _SHAPES = ("circle", "square", "triangle")
@@ -142,7 +143,7 @@ def paint(prompts: Path, folder: Path, options: list[str], disturb: Disturb = la
     run.code = command.wait()
     told = summary.read_text()
     run.rate = json.loads(told)["pictures_an_hour"] if told else 0.0
-    run.left = [pid for pid in known if Path(f"/proc/{pid}").exists()]
+    run.left = [pid for pid in known if is_alive(pid)]
     return run
 
 
@@ -169,17 +170,6 @@ def _disturbing(count: int) -> Disturb:
             os.kill(pid, signal.SIGINT)
 
     return disturb
-
-
-def children_of(pid: int) -> list[int]:
-    """The processes that a process has started; of Linux alone."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            found += map(int, task.read_text().split())
-        except OSError:  # the thread has ended meanwhile
-            continue
-    return sorted(found)
 
 
 if __name__ == "__main__":

@@ -38,10 +38,9 @@ import httpx2
 
 from dovetail.jobs.job import Job
 from testbed.hostile import Drawn, asked
+from testbed.processes import children_of
 from testbed.serving import Brush, running
 from testbed.serving import served_by as brushed
-
-from .bulk import children_of
 
 SIZES = ((64, 64), (64, 48), (48, 64), (96, 64))
 GAP = 0.02

@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from dovetail.cli.app import app
+from testbed.processes import children_of, ends
 
 SMALL = ["--steps", "1", "--size", "32"]
 
@@ -82,10 +82,6 @@ def started(folder: Path, prompts: Path, *words: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def children_of(pid: int) -> list[int]:
-    return [int(one) for file in Path(f"/proc/{pid}/task").glob("*/children") for one in file.read_text().split()]
-
-
 @pytest.mark.slow
 def test_a_list_over_replicas_that_is_killed_and_gone_on_with_has_the_pictures_of_one_process(tmp_path: Path) -> None:
     prompts, many, one = tmp_path / "prompts.txt", tmp_path / "many", tmp_path / "one"
@@ -106,10 +102,7 @@ def test_a_list_over_replicas_that_is_killed_and_gone_on_with_has_the_pictures_o
             parent.kill()
             break
     parent.wait()
-    until = time.monotonic() + 10
-    while any(Path(f"/proc/{pid}").exists() for pid in children) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+    assert all(map(ends, children))
     again = started(many, prompts, *words)
     out, errors = again.communicate()
     assert again.returncode == 0, errors

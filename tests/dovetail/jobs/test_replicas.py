@@ -19,6 +19,7 @@ from dovetail.jobs.replicas import Replicas
 from dovetail.jobs.replicas.payload import error_of, told_of
 from dovetail.jobs.runner import Opening
 from dovetail.recovery.recovery import is_out_of_memory
+from testbed.processes import ends
 
 FAKE = (sys.executable, "-m", "testbed.fake_replica")
 
@@ -32,21 +33,6 @@ def replicas(count: int, model: str = "", told: Callable[[str], None] = lambda _
 
 def pids(pool: Replicas) -> list[int]:
     return [seat.pid for seat in pool.seats if seat.pid is not None]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-
-
-def ends(pid: int, seconds: float = 10) -> bool:
-    until = time.monotonic() + seconds
-    while is_alive(pid) and time.monotonic() < until:
-        time.sleep(0.01)
-    return not is_alive(pid)
 
 
 @pytest.mark.fifth

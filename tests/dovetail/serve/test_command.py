@@ -22,6 +22,7 @@ from dovetail.cli.app import app
 from dovetail.cli.commands.serve import Listening
 from dovetail.serve.server import bound
 from dovetail.serve.work.settings import Settings
+from testbed.processes import children_of
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,8 @@ def test_what_is_painted_when_a_signal_comes_is_finished_and_that_is_said(tmp_pa
 @pytest.mark.slow
 def test_a_replica_that_is_killed_is_replaced_and_no_answer_is_lost(tmp_path: Path) -> None:
     with served(tmp_path, "--replicas", "2", "--backend", "sim0+sim1") as (process, errors, address):
-        replicas = [int(one) for one in children_of(process.pid)]
+        replicas = children_of(process.pid)
+        assert len(replicas) == 2
         body = {"prompt": "a red circle", "seed": 7, "size": "32x32"}
         with ThreadPoolExecutor(6) as clients:
             asked = [clients.submit(httpx2.post, f"{address}/v1/images/generations", json=body, timeout=120)]
@@ -144,10 +146,3 @@ def test_a_replica_that_is_killed_is_replaced_and_no_answer_is_lost(tmp_path: Pa
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
         assert "another one takes its place" in errors.read()
-
-
-def children_of(parent: int) -> list[str]:
-    """The replicas of a process."""
-    listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
-    rows = [line.split(None, 2) for line in listed.splitlines()]
-    return [pid for pid, ppid, args in rows if ppid == str(parent) and "replicas" in args]
