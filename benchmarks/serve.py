@@ -65,10 +65,8 @@ class Process:
 
     @property
     def cpu(self) -> float:
-        """CPU seconds that the threads which it has have used; `stat` beside it counts in ticks of 10 ms."""
-        return (
-            sum(int(file.read_text().split()[0]) for file in Path(f"/proc/{self.pid}/task").glob("*/schedstat")) / 1e9
-        )
+        """CPU seconds that it has used, by its clock; `stat` in /proc counts in ticks of 10 ms."""
+        return time.clock_gettime(~self.pid << 3 | 2)  # clock_getcpuclockid(3), as Linux makes it
 
 
 @contextlib.contextmanager

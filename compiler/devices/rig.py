@@ -200,9 +200,10 @@ class Rig:
             raise no_device(span, self.told)
         expected = f"{', '.join((*also, f'one of {self.told}'))}, or a simulated one (sim0)"
         asked = device_in(text)
-        if self.present and asked is not None:
+        if self.present and (asked is not None or text.startswith("gpu")):
             none = "" if self.gpus else "; PyTorch sees no GPU on this machine"
-            expected += f"{none}; dovetail plan --rig {asked.name}=24GiB plans for one that is not here"
+            name = "cuda0" if asked is None else asked.name
+            expected += f"{none}; dovetail plan --rig {name}=24GiB plans for one that is not here"
         other = (
             f", which PyTorch calls {asked.name}" if asked is not None and asked.kind not in span.value.lower() else ""
         )

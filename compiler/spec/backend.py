@@ -131,7 +131,7 @@ class Backend(ByComponent[Target]):
         if len(asked) > 1:
             word = list(asked.values())[1]
             raise (word.place or Span.whole(word.text)).error(
-                f"{word} is a second GPU, and one was asked for", "one GPU"
+                f"{word} is a second GPU, and one was asked for", "one GPU, unless --no-multi-gpu is left out"
             )
         gpus = list(asked) or list(rig.gpus[:1])
         return spec, rig.only([device for device in rig if device.is_host or device in gpus])

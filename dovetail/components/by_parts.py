@@ -109,8 +109,8 @@ class Parts(OfComponent):
         super().__init__(component)
         self.reasons: dict[str, str] = {}
         self._changing: set[str] = set()
-        self._untried: set[str] = set()
-        """The calls of ``reasons`` that have not run by their parts yet."""
+        self._untried: dict[str, Call] = {}
+        """The calls of ``reasons`` that have not run by their parts yet, but for within such a call, which is first."""
         self._has_warned = False
         self._local = threading.local()
 
@@ -155,7 +155,7 @@ class Parts(OfComponent):
         if self.component.name and why.endswith(OR_A_PART):
             why = f"{why.removesuffix(OR_A_PART)}, or leave it so: the results are the same"
         if str(call) not in self.reasons:
-            self._untried.add(str(call))
+            self._untried[str(call)] = call
         self.reasons[str(call)] = why
         return BY_PARTS
 
@@ -167,22 +167,26 @@ class Parts(OfComponent):
             if not isinstance(error, (CannotBePlannedError, DovetailError)) and not ran_out(error):
                 self._take_back(call)
             raise
-        if str(call) in self._untried:
-            self._untried.remove(str(call))
-            self._tell(call)
+        if str(call) == next(iter(self._untried), None):
+            tried, self._untried = self._untried, {}
+            for one in tried.values():
+                self._tell(one)
         return result
 
     def _take_back(self, call: Call) -> None:
-        """Forgets that a call could not be traced which cannot be run either: another one may well be traced."""
-        if str(call) not in self._untried:
-            return
-        self._untried.remove(str(call))
-        del self.reasons[str(call)]
-        if call.failures == _TRIES:
-            call.whole = None
-        call.failures -= 1
-        for key in [key for key, answering in call.programs.items() if answering is BY_PARTS]:
-            del call.programs[key]
+        """Forgets that a call could not be traced which cannot be run either: another one may well be traced.
+
+        So may its parts that could not be traced within it.
+        """
+        names = [*self._untried]
+        for name in names[names.index(str(call)) :] if str(call) in names else ():
+            one = self._untried.pop(name)
+            del self.reasons[name]
+            one.failures = 0
+            if one.whole is BY_PARTS:
+                one.whole = None
+            for key in [key for key, answering in one.programs.items() if answering is BY_PARTS]:
+                del one.programs[key]
 
     def run_own(self, call: Call, own: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Runs what a module does itself at a call: its function, or that and the hooks around it."""
@@ -352,8 +356,7 @@ class Parts(OfComponent):
         component = self.component
         title, main = component.title(call), component.whole_on
         main = main if main in component.devices else component.devices[0]
-        warns = not self._has_warned and not self._untried
-        self._has_warned |= warns
+        warns, self._has_warned = not self._has_warned, True
         if component.tell_of_option():
             warns = False
         if component.sites.of(call.module).opens:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import threading
 from collections import Counter
@@ -48,6 +49,10 @@ if TYPE_CHECKING:
 
 
 logger = logging.getLogger(__name__)
+
+_WARNINGS = 32
+"""How many warnings of jobs are given: they have words of clients, and nobody may read what a server says."""
+_warned = itertools.count()
 
 
 class Painter(Protocol):
@@ -193,6 +198,8 @@ class Runner:
         with self._turn, self.shelf.applied(self.pipe.dovetail, jobs[0].loras):
             self.phases = Phases()
             pipe, arguments = self._call(jobs[0])
+            for job in jobs:
+                self._warn(pipe, {**arguments, "prompt": job.prompt})
             arguments["prompt"] = [job.prompt for job in jobs]
             steps = Steps(pipe, arguments, 1, on_step)
             generators = [torch.Generator("cpu").manual_seed(job.seed) for job in jobs]
@@ -309,10 +316,14 @@ def _own(pipe: Any, seed: int, told: Callable[[Mapping[str, Any]], object] = lam
     return {**told_of_steps(pipe, told), "generator": torch.Generator("cpu").manual_seed(seed)}
 
 
-@functools.lru_cache(256)
+@functools.lru_cache(_WARNINGS)
 def _warn_once(text: str) -> None:
-    """Logs what holds of many jobs with the first of them."""
-    logger.warning("a job: %s", text)
+    """Logs what holds of many jobs with the first of them; so many texts at most, for they have words of clients."""
+    count = next(_warned)
+    if count < _WARNINGS:
+        logger.warning("a job: %s", text)
+    elif count == _WARNINGS:
+        logger.warning("%d such warnings were given: there are no more of them", count)
 
 
 def _nothing() -> None:

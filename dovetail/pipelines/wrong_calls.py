@@ -13,7 +13,11 @@ WRONG = (TypeError, ValueError, AttributeError, LookupError)
 """What a pipeline raises that is called with wrong arguments."""
 _NUMBERS = ("height", "width", "num_frames", "num_inference_steps", "num_images_per_prompt")
 """The arguments of pipelines that are whole numbers in all of them."""
-_OF_SIZE = re.compile(r"size|shape|dimension|element|empty", re.IGNORECASE)
+_OF_SIZE = re.compile(
+    r"(?:kernel|input|output|padding) (?:size|shape)|sizes? of tensors?|of 0 elements|non-?empty|reduction dim",
+    re.IGNORECASE,
+)
+"""What PyTorch says where nothing is left of a picture, or halves of a U-Net do not meet."""
 _SMALL = 64
 """Pixels of a side from which on all common models work: they have up to 32 pixels in one of a latent."""
 

@@ -209,13 +209,13 @@ class Listed:
         return {name: value for name, value in typed.items() if value}
 
     def _rounding(self) -> dict[str, str]:
-        """What is computed otherwise, wherever it runs; ``auto`` tiles say nothing."""
+        """What is computed otherwise, wherever it runs; ``auto`` tiles and no chunks are what is done anyway."""
         where = self.where
         return {
             "--attention": where.attention or "",
             "--cache": where.cache or "",
             "--vae-tiling": where.vae_tiling.replace("auto", ""),
-            "--chunk": where.chunk,
+            "--chunk": "" if where.chunk == "off" else where.chunk,
             "--inductor": "on" * where.inductor,
             "--bf16-partials": "on" * where.bf16_partials,
             "--passes": where.passes,

@@ -66,7 +66,7 @@ class Listening:
         if self.api_key_file is not None:
             name = f"--api-key-file {self.api_key_file}"
             try:
-                text = self.api_key_file.read_text(encoding="utf-8")
+                text = self.api_key_file.read_text(encoding="utf-8-sig")
             except (OSError, UnicodeDecodeError) as error:
                 raise UsageError(f"--api-key-file: cannot read {self.api_key_file}: {error}") from error
         key = (text or "").strip()

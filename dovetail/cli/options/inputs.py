@@ -27,6 +27,10 @@ INPUTS = "Pictures to begin with"
 _BYTE = 255
 _BITS = 258
 """The tag of a TIFF that says how many bits a level has."""
+_PHOTOMETRIC, _WHITE_IS_ZERO = 262, 0
+"""The tag of a TIFF that says what a level means, and that of a negative, which Pillow turns for 8 bits alone."""
+_DEEP = ("PNG", "PPM", "TIFF", "JPEG2000")
+"""The formats whose levels of 16 bits go from black to white."""
 _STEP = 16
 """A picture's size is rounded down to a multiple of so many pixels, as the models take them."""
 
@@ -176,8 +180,11 @@ def read_picture(
     try:
         with Image.open(file, formats=kinds) as picture:  # photographs say how they are to be turned, as in diffusers
             most = _most_level(picture, told)
+            is_negative = getattr(picture, "tag_v2", {}).get(_PHOTOMETRIC) == _WHITE_IS_ZERO
             turned = ImageOps.exif_transpose(picture)
-            turned = turned if most == _BYTE else _in_eight_bits(turned, most)
+            if most != _BYTE:
+                turned = _in_eight_bits(turned, most)
+                turned = ImageOps.invert(turned) if is_negative else turned
             return turned.convert("L" if parameter == "mask_image" else "RGB")
     except (OSError, Image.DecompressionBombError) as error:
         raise UsageError(f"cannot read a picture from {told}: {error}") from error
@@ -188,7 +195,7 @@ def _most_level(picture: Image.Image, told: str) -> int:
     mode, tags = picture.mode, getattr(picture, "tag_v2", {})
     if not mode.startswith(("I", "F")):
         return _BYTE
-    if not mode.startswith("I;16") and (mode, picture.format) not in (("I", "PNG"), ("I", "PPM")):
+    if picture.format not in (_DEEP if mode.startswith("I;16") else ("PNG", "PPM") if mode == "I" else ()):
         raise UsageError(f"{told} has levels of no known range ({mode}): save it with 8 or 16 bits a channel")
     bits = (tags.get(_BITS) or (16,))[0]  # a TIFF may have 12
     return int(2**bits - 1)

@@ -108,7 +108,8 @@ def _asked(text: str, job: Job) -> Job:
     try:
         said = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"this is no JSON: {getattr(error, 'msg', 'it is nested too deeply')}") from error
+        why = getattr(error, "msg", "it is nested too deeply")
+        raise UsageError(f'this is no JSON ({why}): write {{"prompt": "a cat", "seed": 1}} in each line') from error
     unknown = [key for key in said if key not in Asked.model_fields] if isinstance(said, dict) else []
     if unknown:
         near = difflib.get_close_matches(unknown[0], Asked.model_fields, n=1)

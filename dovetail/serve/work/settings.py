@@ -5,12 +5,16 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from ...compiler.errors import UsageError
+from ...compiler.printable import half_character
 from ...jobs.bounds import Bounds
 
 _ORIGIN = re.compile(r"https?://[a-z0-9._:\[\]-]+|(?!https?:)[a-z][a-z0-9+.-]*://[^/\\?#@*,\s]*")
-_NAME = re.compile(r"[^/:?#@*,\s]+")
+_NAME = re.compile(r"[^/:?#@*,\s\[\]]+")
+_PORTS = {"http": 80, "https": 443}
+"""The ports that browsers leave out."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -51,10 +55,11 @@ class Settings:
         if self.key and (len(self.key) < 8 or not self.key.isascii() or not self.key.isprintable()):
             raise UsageError("an API key has at least 8 characters, all of them printable ASCII")
         for origin in self.origins:
-            if not _ORIGIN.fullmatch(origin):
+            if not _is_origin(origin):
                 raise UsageError(
-                    f"--cors {origin} is no origin: write one as browsers send it, without a path and in small "
-                    "letters, as in https://example.org or http://localhost:3000; each site is named"
+                    f"--cors {origin} is no origin: write one as browsers send it, without a path, without the port "
+                    "80 or 443 and in small letters, as in https://example.org or http://localhost:3000; each site is "
+                    "named"
                 )
         for name in self.hosts:
             if not _NAME.fullmatch(name) and not is_address(name.strip("[]"), ipaddress.IPv6Address):
@@ -62,6 +67,19 @@ class Settings:
                     f"--allow-host {name} is no name of a host: write it without a scheme, a port and a path, as in "
                     "box.example.org"
                 )
+        if half_character(self.model):
+            raise UsageError(f"{self.model!r} has half of a character, which no answer can say: give --name another")
+
+
+def _is_origin(text: str) -> bool:
+    """Whether a browser may send this as the origin of a page."""
+    if not _ORIGIN.fullmatch(text):
+        return False
+    try:
+        parts = urlsplit(text)
+        return parts.port is None or parts.port != _PORTS.get(parts.scheme)
+    except ValueError:  # a port or an address that none can be
+        return False
 
 
 def is_address(name: str, kind: type[ipaddress.IPv4Address | ipaddress.IPv6Address]) -> bool:

@@ -6,7 +6,9 @@ import io
 import json
 import re
 import shutil
+import struct
 import wave
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -474,8 +476,33 @@ def test_a_grey_file_of_many_levels_keeps_them(most: int, bits: int) -> None:
     assert np.abs(read.ravel() - np.linspace(0, 255, 64)).max() <= 0.51 + 255 / most, bits
 
 
-def test_a_picture_whose_levels_have_no_known_range_is_refused() -> None:
+@pytest.mark.parametrize(("kind", "levels"), [(np.uint8, 255), (np.uint16, 65535)])
+def test_a_tiff_in_which_white_is_zero_is_no_negative(kind: type[np.integer[Any]], levels: int) -> None:
+    file = io.BytesIO()
+    picture = Image.fromarray(np.linspace(0, levels, 64).reshape(8, 8).astype(kind))
+    picture.save(file, format="tiff")
+    data = bytearray(file.getvalue())
+    entry = struct.pack("<HHI", 262, 3, 1)
+    at = data.index(entry) + len(entry)
+    assert data[at] == 1
+    data[at] = 0
+    read = np.asarray(read_picture(io.BytesIO(bytes(data)), "mask_image", "x"), float)
+    assert np.abs(read.ravel() - np.linspace(255, 0, 64)).max() <= 1
+
+
+def _fits() -> bytes:
+    """A file of FITS with levels of 16 bits, which may mean anything."""
+    cards = ("SIMPLE  = T", "BITPIX  = 16", "NAXIS   = 2", "NAXIS1  = 4", "NAXIS2  = 4", "END")
+    return "".join(card.ljust(80) for card in cards).ljust(2880).encode() + bytes(2880)
+
+
+def _tiff() -> bytes:
     file = io.BytesIO()
     Image.fromarray(np.zeros((4, 4), np.float32)).save(file, format="tiff")
-    with pytest.raises(UsageError, match=r"x has levels of no known range \(F\): save it with 8 or 16 bits"):
-        read_picture(file, "image", "x")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(("file", "mode"), [(_tiff, "F"), (_fits, "I;16")])
+def test_a_picture_whose_levels_have_no_known_range_is_refused(file: Callable[[], bytes], mode: str) -> None:
+    with pytest.raises(UsageError, match=rf"x has levels of no known range \({mode}\): save it with 8 or 16 bits"):
+        read_picture(io.BytesIO(file()), "image", "x")

@@ -41,7 +41,9 @@ def test_a_list_is_painted_as_its_prompts_are_one_by_one(tmp_path: Path) -> None
     cached = generate(tmp_path, "--prompts-file", str(prompts), "--cache", "first_block:0.5", "--vae-tiling", "on")
     assert cached.exit_code == 2
     assert "--cache was not given and is first_block:0.5; --vae-tiling was not given and is on" in cached.output
-    moved = generate(tmp_path, "--prompts-file", str(prompts), "--backend", "sim0&sim1", "--vae-tiling", "auto")
+    moved = generate(
+        tmp_path, "--prompts-file", str(prompts), "--backend", "sim0&sim1", "--vae-tiling", "auto", "--chunk", "off"
+    )
     assert moved.exit_code == 0, moved.output
 
 

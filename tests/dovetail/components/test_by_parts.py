@@ -526,6 +526,43 @@ def test_calls_that_no_module_could_answer_leave_it_compiled_whole(caplog: pytes
     assert len(program.program.weights) == len(list(model.parameters())), "one program has the whole of it"
 
 
+class Fifth(Block):
+    """A block that no trace follows where it gets five rows."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(torch.from_numpy(x.cpu().numpy()).to(x.device) if len(x) == 5 else x)
+
+
+class Failing(Net):
+    """A net that fails with five rows when its blocks have run."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = super().forward(x)
+        if len(x) == 5:
+            raise RuntimeError("five rows")
+        return made
+
+
+def test_a_part_that_was_refused_within_a_call_that_failed_is_forgotten_with_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    torch.manual_seed(0)
+    module, x = Failing((Fifth,) * 2).eval(), torch.randn(2, WIDTH)
+    five = torch.randn(5, WIDTH)
+    eager, eager_five = module(x), module.blocks[0](five)
+    component = _split(module)
+    with caplog.at_level(logging.INFO, "dovetail"):
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="five rows"):
+                module(five)
+    assert "cannot be compiled" not in caplog.text
+    assert not component.parts.reasons
+    assert torch.equal(module(x), eager)
+    assert all(call.failures == 0 and call.whole is None for call in component.calls)
+    assert torch.equal(module.blocks[0](five), eager_five)
+    assert list(component.parts.reasons) == ["blocks.0"], "a part that is called by itself and runs"
+
+
 class Choosy(Numpy):
     """A block that no trace follows, and that refuses numbers of which one is large."""
 

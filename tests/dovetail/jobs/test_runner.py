@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import pickle
 from dataclasses import replace
@@ -180,6 +181,25 @@ def test_what_it_says_of_itself(runner: Runner) -> None:
     assert 0 < facts.devices["sim0"].planned <= facts.devices["sim0"].free
     assert facts.devices["cpu"].used > 0
     assert pickle.loads(pickle.dumps(facts)) == facts
+
+
+def test_jobs_painted_together_are_warned_of_each(runner: Runner, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dovetail.jobs.runner._warned", itertools.count())
+        runner.run_together([replace(PLAIN, prompt="a heptagon"), replace(PLAIN, prompt="an octagon")])
+    assert "heptagon" in caplog.text
+    assert "octagon" in caplog.text
+
+
+def test_what_is_said_of_jobs_has_an_end(runner: Runner, caplog: pytest.LogCaptureFixture) -> None:
+    pipe, arguments = runner._call(PLAIN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dovetail.jobs.runner._warned", itertools.count())
+        for number in range(1000):
+            runner._warn(pipe, {**arguments, "prompt": "wordy" + chr(97 + number % 26) * (1 + number // 26)})
+    assert len(caplog.messages) == 33
+    assert caplog.messages[-1] == "32 such warnings were given: there are no more of them"
+    assert sum(map(len, caplog.messages)) < 2**15
 
 
 def test_a_lora_whose_name_no_job_can_say_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

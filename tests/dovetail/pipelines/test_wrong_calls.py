@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -27,11 +29,31 @@ def test_an_operation_refused_in_a_picture_of_few_pixels_is_told_with_its_size(s
 
 
 @pytest.mark.parametrize(
+    "fails",
+    [
+        lambda: torch.conv2d(torch.ones(1, 1, 2, 2), torch.ones(1, 1, 3, 3)),
+        lambda: torch.nn.functional.pad(torch.ones(1, 1, 1, 1), (1, 1, 1, 1), "reflect"),
+        lambda: torch.nn.functional.avg_pool2d(torch.ones(1, 1, 1, 1), 2),
+        lambda: torch.nn.functional.interpolate(torch.ones(1, 1, 1, 1), scale_factor=0.5),
+        lambda: torch.ones(1, 2, 3, 3) + torch.ones(1, 2, 4, 4),
+        lambda: torch.cat([torch.ones(1, 2, 3, 3), torch.ones(1, 2, 4, 4)], 1),
+        lambda: torch.ones(0, 4).view(-1, 0),
+        lambda: torch.conv2d(torch.ones(1, 1, 0, 4), torch.ones(1, 1, 1, 1)),
+    ],
+)
+def test_what_pytorch_says_where_nothing_is_left_of_a_picture_is_known(fails: Callable[[], object]) -> None:
+    with pytest.raises(UsageError, match="8 x 8 may be too small"), wrong_calls_told("A", {"width": 8, "height": 8}):
+        fails()
+
+
+@pytest.mark.parametrize(
     ("error", "given"),
     [
-        (RuntimeError("size"), {"width": 64, "height": 64}),
-        (RuntimeError("size"), {}),
-        (RuntimeError("size"), {"width": 8}),
+        (RuntimeError("Kernel size"), {"width": 64, "height": 64}),
+        (RuntimeError("Kernel size"), {}),
+        (RuntimeError("Kernel size"), {"width": 8}),
+        (RuntimeError("element 0 of tensors does not require grad"), {"width": 32, "height": 32}),
+        (RuntimeError("the LoRA's shape differs"), {"width": 32, "height": 32}),
         (RuntimeError("CUDA error: an illegal memory access"), {"width": 8, "height": 8}),
         (torch.OutOfMemoryError("x"), {"width": 8, "height": 8}),
         (RuntimeError("MPS backend out of memory"), {"width": 8, "height": 8}),

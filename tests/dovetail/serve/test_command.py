@@ -35,6 +35,13 @@ from testbed.processes import children_of
         (("--cors", "http://good.example/"), "--cors http://good.example/ is no origin"),
         (("--cors", "Http://good.example"), "--cors Http://good.example is no origin"),
         (("--cors", "https://Good.example"), "--cors https://Good.example is no origin"),
+        (("--cors", "https://good.example:443"), "--cors https://good.example:443 is no origin"),
+        (("--cors", "http://good.example:99999"), "--cors http://good.example:99999 is no origin"),
+        (("--cors", "https://["), "--cors https://[ is no origin"),
+        (("--cors", "null"), "--cors null is no origin"),
+        (("--allow-host", "["), "--allow-host [ is no name of a host"),
+        (("--allow-host", "[abc]"), "--allow-host [abc] is no name of a host"),
+        (("--name", "caf\udce9"), r"'caf\udce9' has half of a character, which no answer can say: give --name another"),
         (("--allow-host", "my.box:18931"), "--allow-host my.box:18931 is no name of a host"),
         (("--port", "70000"), "--port"),
         (("/nowhere",), "there is no folder /nowhere"),
@@ -58,7 +65,7 @@ def test_a_key_that_was_meant_and_is_empty_leaves_no_server_open(key: str, told:
 
 def test_origins_and_hosts_of_all_kinds_can_be_named() -> None:
     origins = (
-        "https://example.org", "http://localhost:3000", "http://[::1]:80", "http://my_box", "vscode-webview://1AbC",
+        "https://example.org", "http://localhost:3000", "http://[::1]:443", "http://my_box", "vscode-webview://1AbC",
         "chrome-extension://abc", "tauri://localhost", "file://",
     )  # fmt: skip
     Settings(origins=origins, hosts=("box", "my_box.local", "192.168.0.7", "::1", "[::1]")).check()
@@ -67,6 +74,11 @@ def test_origins_and_hosts_of_all_kinds_can_be_named() -> None:
 def test_a_key_of_the_environment_is_read_without_the_spaces_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOVETAIL_API_KEY", " secret123\n")
     assert Listening().key() == "secret123"
+
+
+def test_a_key_of_a_file_is_read_without_the_mark_at_its_beginning(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b"\xef\xbb\xbfsecret123\r\n")
+    assert Listening(api_key_file=tmp_path / "key").key() == "secret123"
 
 
 def test_a_port_that_is_taken_is_said() -> None:
