@@ -248,7 +248,8 @@ class Account:
     @property
     def quicker(self) -> Quicker | None:
         """How much quicker a picture is under `--split-mode auto`, where no mode was asked for and it is."""
-        return self.decision.quicker if self.decision is not None else None
+        found = self.decision.quicker if self.decision is not None else None
+        return None if found is None else found.beside(self.seconds, self.spread)
 
     @cached_property
     def copies(self) -> tuple[Copy, ...]:

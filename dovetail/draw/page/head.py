@@ -79,5 +79,5 @@ def _others(account: Account) -> Iterator[tuple[str, float]]:
     for one in account.decision.choices:
         if one.seconds is not None and not one.is_taken:
             yield f"{one.component}, {_WAYS.get(one.mode, f'by {one.mode}')}", one.seconds
-    if account.quicker is not None:
-        yield "--split-mode auto", account.quicker.seconds
+    if (quicker := account.decision.quicker) is not None:
+        yield "--split-mode auto", quicker.seconds

@@ -161,9 +161,9 @@ def test_the_head_says_in_which_types_weights_are_and_who_planned() -> None:
 
 def test_other_plans_stand_beside_the_one_that_was_taken_the_quickest_first() -> None:
     found = [Other(f"over cuda{number}", 10.0 + number) for number in range(1, 8)]
-    decision = SimpleNamespace(solution=SimpleNamespace(seconds=10.0), others=found[::-1], choices=())
+    decision = SimpleNamespace(solution=SimpleNamespace(seconds=10.0), others=found[::-1], choices=(), quicker=None)
     packed = [InType(("transformer",), "Q8_0", 5.0)]
-    account = SimpleNamespace(decision=decision, seconds=20.0, spread=0.0, packed=packed, quicker=None)
+    account = SimpleNamespace(decision=decision, seconds=20.0, spread=0.0, packed=packed)
     rows = others_of(cast("Account", account))
     assert [one["what"] for one in rows[:3]] == ["this plan", "transformer in Q8_0", "over cuda1"]
     assert [(one["takes"], one["longer"]) for one in rows[:3]] == [("20 s", 0), ("10 s", -50), ("22 s", 10)]

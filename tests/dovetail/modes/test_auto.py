@@ -108,7 +108,10 @@ def test_without_a_mode_a_line_says_what_it_would_gain_and_nothing_changes() -> 
     assert plain.quicker is not None
     assert plain.quicker.seconds < plain.quicker.instead
     assert chosen.decision is not None
-    assert chosen.decision.solution.seconds <= plain.quicker.seconds * 1.003
+    assert plain.decision is not None
+    assert plain.decision.quicker is not None
+    assert chosen.decision.solution.seconds <= plain.decision.quicker.seconds * 1.003
+    assert plain.quicker.instead == plain.seconds
     assert [line for line in plain.remarks() if line.startswith("`--split-mode auto`: ")] == [str(plain.quicker)]
     assert plain.told()["choices"] == []
     assert chosen.quicker is None
