@@ -110,7 +110,7 @@ class Parts(OfComponent):
         self.reasons: dict[str, str] = {}
         self._changing: set[str] = set()
         self._untried: dict[str, Call] = {}
-        """The calls of ``reasons`` that have not run by their parts yet, but for within such a call, which is first."""
+        """The calls of ``reasons`` that have not run by their parts within a call that ended well; callers first."""
         self._has_warned = False
         self._local = threading.local()
 
@@ -167,7 +167,7 @@ class Parts(OfComponent):
             if not isinstance(error, (CannotBePlannedError, DovetailError)) and not ran_out(error):
                 self._take_back(call)
             raise
-        if str(call) == next(iter(self._untried), None):
+        if self.frame is None:
             tried, self._untried = self._untried, {}
             for one in tried.values():
                 self._tell(one)
