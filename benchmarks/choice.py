@@ -1,14 +1,16 @@
 """What `--split-mode auto` picks for denoisers at full size over twelve rigs, beside each mode and one card.
 
-    python -m benchmarks.choice [--only flux-dev,wan2.1-14b] [--rigs "2x L20,4x L20"]
+    python -m benchmarks.choice [--only flux-dev,wan2.1-14b] [--rigs "2x L20;4x L20"] [--steps 28]
 
-A line has the predicted seconds of one call of a denoiser: on the best single card of the rig, whatever comes and goes
-there, by layers and under each mode, and what was chosen. Behind them stands how many times quicker that is than one
-such card that holds the model, or the fastest one where cards differ, with the floor, if there is one. Floors are for
-transformers of at least 4000 tokens on equal cards; where a call has the two halves of guidance they are those of the
-halves on two cards. Exchanges are added to computing, and not hidden behind it. "Of at most" is what cards could reach
-that exchange nothing: each starts all operations of its part, which no card does for another. The last lines say where
-the choice is more than 2 % behind the best mode, or slower than the best single card: then the exit code is 1.
+A line has the predicted seconds of a step of a picture of so many: on the best single card of the rig, whatever comes
+and goes there, by layers and under each mode, and what was chosen. Weights that are brought once a picture, and stay
+for all steps, count a part of that in each. Behind them stands how many times quicker that is than one such card that
+holds the model, or the fastest one where cards differ, with the floor, if there is one. Floors are for transformers of
+at least 4000 tokens on equal cards; where a call has the two halves of guidance they are those of the halves on two
+cards. Exchanges are added to computing, and not hidden behind it; "overlapped" has them hidden as far as the order of
+the schedule has it, where all weights stay on the cards. "Of at most" is what cards could reach that exchange nothing:
+each starts all operations of its part, which no card does for another. The last lines say where the choice is more than
+2 % behind the best mode, or slower than the best single card: then the exit code is 1.
 
 Models are traced on meta, without weights. SD3.5 and SDXL have both halves of guidance in a call, as pipelines call
 them. A size in a rig that is a part is that of the weights of the model.
@@ -22,6 +24,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations
 from typing import Any
 
@@ -29,15 +32,21 @@ import torch
 
 from dovetail.compiler.frontend.trace import trace
 from dovetail.compiler.ir.program import Program
+from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.units import GIB
 from dovetail.conventions.request import Request
 from dovetail.fitting.by_layers import searched
+from dovetail.fitting.chains import prepared
 from dovetail.fitting.decide import Member, TracedCall, budgets_of, loads_of, machine_of
 from dovetail.passes.fit.choices import Choice, choices
 from dovetail.passes.fit.groups import MODES
 from dovetail.passes.fit.machine import Machine
+from dovetail.passes.fit.options import Option
 from dovetail.passes.fit.search import ALONE, LAYER
 from dovetail.passes.fit.workload import Load
+from dovetail.passes.states.fitting import quickest, seconds_of, seconds_of_states
+from dovetail.passes.states.forms import narrowed
+from dovetail.passes.states.solution import NotPossible
 from testbed.zoo.full_size import FULL_SIZE
 from testbed.zoo.meta import FullSize
 
@@ -102,13 +111,34 @@ RIGS = {
 }
 
 
-def traced(name: str) -> Program:
-    """The program of a model, with both halves of guidance where its pipeline has these in one call."""
-    entry = FULL_SIZE[name]
-    if name in HALVES:
-        entry = FullSize(entry.build, _doubled(entry.call))
-    module, call = entry.make()
-    return trace(module, (), call)
+@dataclass(frozen=True)
+class Model:
+    """A denoiser by its name, and how often a picture calls it.
+
+    Its program has both halves of guidance where its pipeline has these in one call.
+    """
+
+    name: str
+    steps: int
+
+    @cached_property
+    def program(self) -> Program:
+        """What was traced."""
+        entry = FULL_SIZE[self.name]
+        if self.name in HALVES:
+            entry = FullSize(entry.build, _doubled(entry.call))
+        module, call = entry.make()
+        return trace(module, (), call)
+
+    @cached_property
+    def prepared(self) -> Program:
+        """What states are solved for."""
+        return narrowed(prepared(self.program))
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all weights."""
+        return sum(weight.nbytes for weight in self.program.weights.values())
 
 
 def _doubled(value: Any) -> Any:
@@ -120,9 +150,10 @@ def _doubled(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Row:
-    """What was found of a model on a rig; ``held`` are the seconds of the fastest card if it holds all.
+    """What was found of a model on a rig, in seconds of a step.
 
-    ``least`` are those of equal cards that share out all computing and exchange nothing.
+    ``held`` are those of the fastest card if it holds all, ``least`` those of cards that share out all computing and
+    exchange nothing, and ``overlapped`` those of the choice with exchanges hidden, None where nothing is exchanged.
     """
 
     name: str
@@ -131,6 +162,7 @@ class Row:
     least: float
     chosen: str
     seconds: float
+    overlapped: float | None
     choices: Sequence[Choice]
     took: float
 
@@ -160,26 +192,46 @@ class Row:
         times = self.held / self.seconds
         floor = "" if self.floor is None else f" floor {self.floor:g}{'' if times >= self.floor else ': BELOW'}"
         most = f" of at most {self.held / self.least:.2f}x"
+        hidden = f"{self.held / self.overlapped:5.2f}x overlapped" if self.overlapped else " " * 17
         return (
-            f"{self.rig:19} {cells} {self.seconds:8.3f} {times:5.2f}x{most}{floor:18} {self.took:5.1f} s  {self.chosen}"
+            f"{self.rig:19} {cells} {self.seconds:8.3f} {times:5.2f}x {hidden}{most}{floor:18} {self.took:5.1f} s  "
+            f"{self.chosen}"
         )
 
 
-def found(name: str, program: Program, title: str) -> Row:
+def found(model: Model, title: str) -> Row:
     """What is chosen for a model on a rig."""
-    nbytes = sum(weight.nbytes for weight in program.weights.values())
-    request = Request.parse(rig=RIGS[title].text(nbytes), split_mode="auto", components={name: "diffusion"})
+    name, steps = model.name, model.steps
+    request = Request.parse(rig=RIGS[title].text(model.nbytes), split_mode="auto", components={name: "diffusion"})
     started = time.process_time()
     machine, (budgets, _) = machine_of(request), budgets_of(request)
-    loads = loads_of({name: Member("diffusion", "sampling", nbytes)}, [TracedCall(name, program)], request)
+    loads = loads_of(
+        {name: Member("diffusion", "sampling", model.nbytes)}, [TracedCall(name, model.program, steps)], request
+    )
     loads, solution = searched(loads, machine, budgets)
     if solution is None:
         raise SystemExit(f"{name} fits on no devices of {title}")
     took, way = time.process_time() - started, solution.ways[name]
-    each = list(choices(loads, solution, machine, budgets))
+    each = [
+        replace(one, seconds=one.seconds and one.seconds / steps) for one in choices(loads, solution, machine, budgets)
+    ]
     chosen = f"{way.mode if len(way.devices) > 1 else ALONE} {'&'.join(map(str, way.devices))} {way.residency.value}"
-    held = min(_held(loads[0], machine))
-    return Row(name, title, held, _shared_out(loads[0], machine), chosen, solution.seconds, each, took)
+    held, least = min(_held(loads[0], machine)) / steps, _shared_out(loads[0], machine) / steps
+    seconds = solution.seconds / steps
+    hidden = _hidden(model, request, way)
+    return Row(name, title, held, least, chosen, seconds, hidden and seconds * hidden, each, took)
+
+
+def _hidden(model: Model, request: Request, way: Option) -> float | None:
+    """The part of its time that a choice takes with exchanges hidden by its schedule; None where that is not known."""
+    if way.mode not in MODES or way.mode == "row" or way.residency is not Residency.DEVICE:
+        return None
+    program = replace(model.prepared, rig=request.granted.only(way.devices))
+    states = quickest(program, way.mode, way.shares)
+    if isinstance(states, NotPossible):
+        return None
+    hidden = seconds_of_states(replace(program, graph=states.graph), states.solution.decision)
+    return hidden / seconds_of(program, states)
 
 
 def _held(load: Load, machine: Machine, **other: float) -> list[float]:
@@ -200,20 +252,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", default=",".join(NAMES), help="the models, by the names of testbed.zoo")
     parser.add_argument("--rigs", default=";".join(RIGS), help="the rigs, joined by ';'")
+    parser.add_argument("--steps", type=int, default=28, help="how often a picture calls the denoiser")
     asked = parser.parse_args()
-    faults: list[str] = []
-    below = 0
+    rows: list[Row] = []
     for name in asked.only.split(","):
-        program = traced(name)
+        model = Model(name, asked.steps)
         heads = " ".join(f"{shown:>8}" for shown in HEADS.values())
-        print(f"\n{name}\n{'seconds of a call':19} {heads}     auto  against one that holds it", flush=True)
+        print(f"\n{name}\n{'seconds of a step':19} {heads}     auto  against one that holds it", flush=True)
         for title in asked.rigs.split(";"):
-            row = found(name, program, title)
-            print(row, flush=True)
-            faults += row.faults()
-            below += row.floor is not None and row.held / row.seconds < row.floor
-        del program
+            rows.append(found(model, title))
+            print(rows[-1], flush=True)
+        del model
         gc.collect()
+    faults = [fault for row in rows for fault in row.faults()]
+    below = sum(row.floor is not None and row.held / row.seconds < row.floor for row in rows)
     print(f"\nbelow their floor: {below or 'none'}", *(faults or ["auto is nowhere behind"]), sep="\n")
     sys.exit(bool(faults))
 

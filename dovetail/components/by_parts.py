@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import dropwhile
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -178,15 +179,9 @@ class Parts(OfComponent):
 
         So may its parts that could not be traced within it.
         """
-        names = [*self._untried]
-        for name in names[names.index(str(call)) :] if str(call) in names else ():
-            one = self._untried.pop(name)
+        for name in [*dropwhile(lambda one: one != str(call), self._untried)]:
+            self._untried.pop(name).forget_refusals()
             del self.reasons[name]
-            one.failures = 0
-            if one.whole is BY_PARTS:
-                one.whole = None
-            for key in [key for key, answering in one.programs.items() if answering is BY_PARTS]:
-                del one.programs[key]
 
     def run_own(self, call: Call, own: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Runs what a module does itself at a call: its function, or that and the hooks around it."""

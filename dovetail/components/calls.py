@@ -144,6 +144,13 @@ class Call:
             return placed is not None and has_ended(placed.call)
         return _own_function(module, self.method) is None
 
+    def forget_refusals(self) -> None:
+        """Has each signature that runs by its parts traced again when it is next called."""
+        self.failures = 0
+        self.whole = None if self.whole is BY_PARTS else self.whole
+        for key in [key for key, answering in self.programs.items() if answering is BY_PARTS]:
+            del self.programs[key]
+
     def end(self) -> None:
         """Forgets the programs and gives the module its own call back.
 

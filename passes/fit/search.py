@@ -97,16 +97,19 @@ def search(
         best = found
     if best is None:
         return None
-    simple = solve(columns, budgets, best.seconds * SLACK) or best
+    simple = _refined(solve(columns, budgets, best.seconds * SLACK) or best, loads, machine, budgets)
     if any(load.asked.chooses_mode for load in loads):
-        simple = _on_fewer(simple, solve(columns, budgets, best.seconds * SPARED))
-    return _refined(simple, loads, machine, budgets)
+        spared = solve(columns, budgets, best.seconds * SPARED)
+        return _on_fewer(simple, spared and _refined(spared, loads, machine, budgets))
+    return simple
 
 
 def _on_fewer(one: Solution, other: Solution | None) -> Solution:
     """A solution, or another one that hardly takes longer, where that has fewer devices compute."""
-    counts = [sum(len(way.devices) for way in some.ways.values()) if some else math.inf for some in (one, other)]
-    return other if other is not None and counts[1] < counts[0] else one
+    if other is None or other.seconds > one.seconds * SPARED:
+        return one
+    counts = [sum(len(way.devices) for way in some.ways.values()) for some in (one, other)]
+    return other if counts[1] < counts[0] else one
 
 
 @dataclass(frozen=True)

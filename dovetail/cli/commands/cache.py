@@ -54,13 +54,13 @@ def _list(json: bool) -> None:
         (name or "damaged", format_bytes(one.nbytes), _age(one.used), one.key[:12])
         for one, name in zip(found, names, strict=True)
     ]
-    print_table(("kept of", "size", "used", "key"), rows, right=(1,))
+    print_table(("kept of", "size", "used", "key"), rows, right=(1, 2))
     total = format_bytes(sum(one.nbytes for one in found))
     print(f"{counted(len(found), 'entry', 'entries')}, {total} of at most {format_bytes(most)}, in {folder.place()}")
     if weights:
         packed = [(kept.title_of(path), format_bytes(size), _age(when), path.stem[:12]) for path, size, when in weights]
         print()
-        print_table(("packed weights", "size", "made", "key"), packed, right=(1,))
+        print_table(("packed weights", "size", "made", "key"), packed, right=(1, 2))
         print(f"{format_bytes(sum(size for _, size, _ in weights))} of packed weights, in {kept.place()}")
     if not folder.is_on():
         print(f"switched off by {folder.SWITCH}")

@@ -180,10 +180,10 @@ def read_picture(
     try:
         with Image.open(file, formats=kinds) as picture:  # photographs say how they are to be turned, as in diffusers
             most = _most_level(picture, told)
-            is_negative = getattr(picture, "tag_v2", {}).get(_PHOTOMETRIC) == _WHITE_IS_ZERO
             turned = ImageOps.exif_transpose(picture)
             if most != _BYTE:
                 turned = _in_eight_bits(turned, most)
+                is_negative = getattr(picture, "tag_v2", {}).get(_PHOTOMETRIC) == _WHITE_IS_ZERO
                 turned = ImageOps.invert(turned) if is_negative else turned
             return turned.convert("L" if parameter == "mask_image" else "RGB")
     except (OSError, Image.DecompressionBombError) as error:

@@ -17,7 +17,7 @@ from dovetail.passes.fit.choices import choices
 from dovetail.passes.fit.group_work import GroupWork, Work
 from dovetail.passes.fit.groups import MODES
 from dovetail.passes.fit.plan import plan_of
-from dovetail.passes.fit.search import ALONE, LAYER, SPARED, Solution, fits, search
+from dovetail.passes.fit.search import ALONE, LAYER, SPARED, Solution, _on_fewer, fits, search
 from dovetail.passes.fit.workload import Asked, Budgets, Load
 from dovetail.passes.states.solution import NotPossible
 
@@ -211,3 +211,15 @@ def test_nothing_is_said_of_a_mode_that_nobody_asked_for_where_its_states_cannot
     with caplog.at_level("DEBUG", logger="dovetail"):
         assert quicker([failing], by_layers, machine(), given) is None
     assert "an operation with an argument that no rule expects" in caplog.text
+
+
+def test_fewer_devices_are_taken_by_what_both_ways_take_in_the_end() -> None:
+    one = found_by(component(), budgets(300, 300, 300, 300))
+    (way,) = one.ways.values()
+    assert len(way.devices) == 1
+    several = replace(way, devices=(*way.devices, CARDS[1]), seconds=way.seconds / SPARED * 1.001)
+    least = Solution({"diffusion": several})
+    assert _on_fewer(least, one) is one
+    quicker_in_fine_parts = Solution({"diffusion": replace(several, seconds=way.seconds / 1.03)})
+    assert _on_fewer(quicker_in_fine_parts, one) is quicker_in_fine_parts
+    assert _on_fewer(least, None) is least
