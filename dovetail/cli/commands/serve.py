@@ -68,7 +68,8 @@ class Listening:
             try:
                 text = self.api_key_file.read_text(encoding="utf-8-sig")
             except (OSError, UnicodeDecodeError) as error:
-                raise UsageError(f"--api-key-file: cannot read {self.api_key_file}: {error}") from error
+                why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+                raise UsageError(f"--api-key-file: cannot read {self.api_key_file}: {why}") from error
         key = (text or "").strip()
         if text is not None and not key:
             raise UsageError(f"{name} has no key in it: write one of at least 8 characters there, or leave it out")

@@ -175,7 +175,7 @@ def read_picture(
 
     Raises UsageError for what is no such picture.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with Image.open(file, formats=kinds) as picture:  # photographs say how they are to be turned, as in diffusers
@@ -186,6 +186,8 @@ def read_picture(
                 is_negative = getattr(picture, "tag_v2", {}).get(_PHOTOMETRIC) == _WHITE_IS_ZERO
                 turned = ImageOps.invert(turned) if is_negative else turned
             return turned.convert("L" if parameter == "mask_image" else "RGB")
+    except UnidentifiedImageError as error:
+        raise UsageError(f"cannot read a picture from {told}: it is none; give a PNG, JPEG or WebP file") from error
     except (OSError, Image.DecompressionBombError) as error:
         raise UsageError(f"cannot read a picture from {told}: {error}") from error
 
