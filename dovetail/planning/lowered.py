@@ -161,18 +161,20 @@ def _orders(calls: Sequence[DryCall], draft: Draft) -> list[list[DryCall]]:
 
     Those on one device come first, of these the ones whose weights stay there, all or some, of these the largest. So a
     component that is too large is told by its own name, what comes and goes keeps as much as the others leave, and so
-    does what is split. Where that does not fit, all that stays comes before all that comes and goes, of which the
-    smallest is first: a large one can make do with less than it would keep.
+    does what is split. Where that does not fit, all that stays, all or some, comes before all that comes and goes, of
+    which the smallest is first: a large one can make do with less than it would keep.
     """
 
     def comes(one: DryCall) -> bool:
         return draft.decided[one.component.name].plan.residency is not Residency.DEVICE
 
+    def comes_whole(one: DryCall) -> bool:
+        return comes(one) and not draft.decided[one.component.name].plan.amounts.on_device
+
     def turn(one: DryCall) -> tuple[bool, bool, bool, int]:
-        plan, nbytes = draft.decided[one.component.name].plan, one.component.view.nbytes
-        is_split = len(plan.devices) > 1
-        return is_split, comes(one), comes(one) and not plan.amounts.on_device, 0 if is_split else -nbytes
+        is_split = len(draft.decided[one.component.name].plan.devices) > 1
+        return is_split, comes(one), comes_whole(one), 0 if is_split else -one.component.view.nbytes
 
     first = sorted(calls, key=turn)
-    second = sorted(first, key=lambda one: (comes(one), one.component.view.nbytes if comes(one) else 0))
+    second = sorted(first, key=lambda one: (comes_whole(one), one.component.view.nbytes if comes(one) else 0))
     return [first] if first == second else [first, second]

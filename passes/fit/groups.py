@@ -13,15 +13,15 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ...compiler.devices.device import Device
-from ...compiler.spec.modes import inner_mode
-from ...compiler.spec.residency import ALIKE, Residency
+from ...compiler.spec.modes import inner_mode, shares_out_weights
+from ...compiler.spec.residency import ALIKE, Amounts, Residency
 from ...compiler.units import format_bytes
 from ..states.mesh import stretches, turn_count
 from ..states.solution import NotPossible
 from .chain import Chain, Part
 from .group_work import GroupWork, Work
 from .machine import Machine
-from .options import Option, option, residencies
+from .options import Option, option, parts_worth, residencies
 from .workload import Asked, Budgets, Load
 
 _BY_PARTS = "it runs by its parts, of which each is placed whole"
@@ -29,6 +29,7 @@ _GROUPS = 32  # that are tried for one component
 _UNEVEN = 1.1  # so much more memory than another one has a device that is given more for it
 _PARTS = 16  # of which shares by memory are made
 _STEPS = 16  # of the most that a device may use, in which it is said what devices have room for
+_PARTS_ON_DEVICES = (0.75, 0.95)  # of the least room of a group, tried for weights that stay where others come and go
 
 MODES = ("sequence", "batch", "batch+sequence", "tensor", "batch+tensor", "spatial", "row")
 """The modes in which devices compute a component together, in the order in which they are tried."""
@@ -37,7 +38,7 @@ MODES = ("sequence", "batch", "batch+sequence", "tensor", "batch+tensor", "spati
 def groups_of(machine: Machine, budgets: Budgets) -> list[tuple[Device, ...]]:
     """Groups worth trying: of the devices of a kind, the fastest and largest first, stretches of 2, 4, 8 … and all.
 
-    So are those that are faster than all others of the kind.
+    So are all but one, which other components may have then, and those that are faster than all others of the kind.
     """
     kinds = machine.kinds(budgets)
     order = sorted(
@@ -47,7 +48,8 @@ def groups_of(machine: Machine, budgets: Budgets) -> list[tuple[Device, ...]]:
     found: list[tuple[Device, ...]] = []
     for kind in dict.fromkeys(one.kind for one in order):
         some = [one for one in order if one.kind == kind]
-        sizes = {2**power for power in range(1, len(some).bit_length()) if 2**power < len(some)} | {len(some)}
+        powers = {2**power for power in range(1, len(some).bit_length()) if 2**power < len(some)}
+        sizes = powers | {len(some), max(2, len(some) - 1)}
         rates = [kinds[one][0].rate("float16") for one in some]
         faster = {at for at, (one, other) in enumerate(pairwise(rates), 1) if one > other} - sizes
         for size in sorted((sizes | faster) - {1}, reverse=True):
@@ -142,11 +144,30 @@ def _ways(
                 continue
             if load.asked.mode == "row" and residency is not Residency.DEVICE:
                 continue  # of rows that come and go nothing is foreseen
-            found = group_option(load, machine, budgets, devices, residency, work)
-            if found is None and residency is Residency.DEVICE:
-                found = _in_room(load, machine, budgets, devices, work.whole)
-            if found is not None:
-                yield found
+            for amounts in _amounts(load, residency, devices, budgets, work):
+                found = group_option(load, machine, budgets, devices, residency, work, amounts)
+                if found is None and residency is Residency.DEVICE:
+                    found = _in_room(load, machine, budgets, devices, work.whole)
+                if found is not None:
+                    yield found
+
+
+def _amounts(
+    load: Load, residency: Residency, devices: Sequence[Device], budgets: Budgets, work: Work
+) -> list[Amounts]:
+    """How much of weights that come and go may stay on devices, of those that each device of a group has all of.
+
+    What stays is not brought for each picture, to one device after another.
+    """
+    if load.asked.residency is not None:
+        return [load.asked.amounts]
+    if residency is Residency.DEVICE or shares_out_weights(load.asked.mode):
+        return [ALIKE]
+    rooms = budgets.less(load.more).rooms(devices)
+    room = min(has - alive for has, alive in zip(rooms, work.alive, strict=True))
+    return [
+        Amounts(on_device) for on_device in parts_worth(load, [0, *(int(room * part) for part in _PARTS_ON_DEVICES)])
+    ]
 
 
 def _in_room(load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...], whole: int) -> Option | None:
@@ -171,11 +192,15 @@ def _in_room(load: Load, machine: Machine, budgets: Budgets, devices: tuple[Devi
 
 
 def group_option(
-    load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...], residency: Residency, work: Work
-) -> Option | None:
-    """The way in which a group computes a component together with weights that rest somewhere; None without room."""
-    key = "together", load.asked, devices, budgets.rooms(devices), residency
-    return load.once(machine, key, lambda: _find(load, machine, budgets, devices, residency, work))
+    load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...], residency: Residency, work: Work,
+    amounts: Amounts = ALIKE,
+) -> Option | None:  # fmt: skip
+    """The way in which a group computes a component together with weights that rest somewhere; None without room.
+
+    ``amounts`` of them rest on devices, or in the host's memory, where the others rest as ``residency`` says.
+    """
+    key = "together", load.asked, devices, budgets.rooms(devices), residency, amounts
+    return load.once(machine, key, lambda: _find(load, machine, budgets, devices, residency, work, amounts))
 
 
 def why_no_group(
@@ -250,17 +275,19 @@ def _groups_in_turns(load: Load, devices: Sequence[Device], work: GroupWork) -> 
 
 
 def _find(
-    load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...], residency: Residency, work: Work
-) -> Option | None:
+    load: Load, machine: Machine, budgets: Budgets, devices: tuple[Device, ...], residency: Residency, work: Work,
+    amounts: Amounts = ALIKE,
+) -> Option | None:  # fmt: skip
     """What devices have of a component, each as if it were alone with its part for as long as all of them work."""
     each = []
     for member, device in enumerate(devices):
         part = _part_of(load, machine, devices, member, residency, work)
-        found = option(part, machine, budgets, (device,), residency, False, amounts=load.asked.amounts)
+        of_part = replace(amounts, on_device=amounts.on_device * work.weights[member] // max(1, work.whole))
+        found = option(part, machine, budgets, (device,), residency, False, amounts=of_part)
         if found is None:
             return None
         each.append(found)
-    return _together(load, each, work)
+    return _together(load, each, work, amounts.on_device if residency is not Residency.DEVICE else 0)
 
 
 def _part_of(
@@ -291,8 +318,11 @@ def _scaled(chain: Chain, part: float, time: float, alive: int) -> Chain:
     return replace(chain, rest=scaled(chain.rest), parts=tuple(map(scaled, chain.parts)))
 
 
-def _together(load: Load, each: Sequence[Option], work: Work) -> Option:
-    """The ways of all devices of a group as one; what is brought comes to one after another, as the table counts it."""
+def _together(load: Load, each: Sequence[Option], work: Work, on_device: int) -> Option:
+    """The ways of all devices of a group as one; what is brought comes to one after another, as the table counts it.
+
+    So many bytes of the weights rest ``on_device``, each on those that have it.
+    """
     bringing, residency = sum(one.bringing for one in each), each[0].residency
     of_blocks = zip(*(one.rests for one in each), strict=True)
     rests = tuple(max(some, key=lambda rest: rest is not Residency.DEVICE) for some in of_blocks)
@@ -305,8 +335,8 @@ def _together(load: Load, each: Sequence[Option], work: Work) -> Option:
         live=_sum([one.live for one in each]),
         streamed=_sum([one.streamed for one in each]),
         weights=_sum([one.weights for one in each]),
-        host=max(load.nbytes, work.whole) if residency is Residency.HOST else in_memory,
-        amounts=ALIKE if not in_memory else each[0].amounts,
+        host=max(0, max(load.nbytes, work.whole) - on_device) if residency is Residency.HOST else in_memory,
+        amounts=Amounts(on_device, in_memory),
         mode=load.asked.mode,
     )  # fmt: skip
 

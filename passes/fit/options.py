@@ -127,16 +127,18 @@ def _amounts(
         return [ALIKE]
     budgets = budgets.less(load.more)
     host = budgets.of(budgets.host)
-    in_memory = [0] if residency is Residency.HOST else _worth(load, [int(host * part) for part in _PARTS_IN_MEMORY])
+    in_memory = [0]
+    if residency is not Residency.HOST:
+        in_memory = parts_worth(load, [int(host * part) for part in _PARTS_IN_MEMORY])
     on_device = [0]
     if is_scarce and len(devices) == 1:
         slots = SLOTS * max((part.largest for part in load.chain.parts), default=0)
         room = budgets.of(devices[0]) - load.chain.live - slots
-        on_device = _worth(load, [0, *(int(room * part) for part in _PARTS_ON_DEVICE), load.nbytes - host + _MIB])
+        on_device = parts_worth(load, [0, *(int(room * part) for part in _PARTS_ON_DEVICE), load.nbytes - host + _MIB])
     return [Amounts(*both) for both in product(on_device, in_memory)]
 
 
-def _worth(load: Load, sizes: Sequence[int]) -> list[int]:
+def parts_worth(load: Load, sizes: Sequence[int]) -> list[int]:
     """Those of some sizes that are none or a good part of a component, in MiB that are whole."""
     whole = dict.fromkeys(size // _MIB * _MIB for size in sizes)
     return [size for size in whole if not size or load.nbytes // 20 < size < load.nbytes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,9 @@ from dovetail.compiler.errors import DoesNotFitError, SpecError
 from dovetail.compiler.spec import parse_params_backend
 from dovetail.compiler.spec.residency import Residency, evenly
 from dovetail.compiler.units import MIB
+from dovetail.passes.simulate.memory import simulate
+from dovetail.runtime import sim
+from testbed.zoo.everything import TINY
 from tests.cases import slow_but
 
 CALL = {**demo.CALL_DEFAULTS, "num_inference_steps": 1, "output_type": "pt"}
@@ -99,6 +103,42 @@ def test_what_stays_on_the_card_counts_there_and_not_on_the_host() -> None:
     more = on["device:2MiB&cpu"][card]["transformer"] - on["cpu"][card]["transformer"]
     assert 1 * MIB < more <= 2 * MIB
     assert on["cpu"][host]["transformer"] - on["device:2MiB&cpu"][host]["transformer"] == more
+
+
+@pytest.mark.fifth
+def test_cards_that_have_all_weights_each_keep_a_part_of_them_for_all_pictures() -> None:
+    expected, _ = paint(backend="cpu")
+    rig = {"rig": "sim0=16MiB,sim1=16MiB,cpu=4GiB", "split_mode": "diffusion=sequence"}
+    picture, pipe = paint(**rig)
+    view = pipe.dovetail.components["transformer"].view
+    amounts = view.amounts
+    assert view.residency is Residency.HOST
+    assert amounts.on_device > 4 * MIB
+    assert (picture - expected).abs().max() < 1e-4
+    for at in (0, 1):
+        there = sim.stats(at)
+        assert there.peak <= 16 * MIB
+        assert there.in_use > amounts.on_device * 0.9
+    del pipe, view
+    gc.collect()
+    again, other = paint(**rig, params_backend=f"diffusion=device:{amounts.on_device // MIB}MiB&cpu")
+    assert other.dovetail.components["transformer"].view.amounts == amounts
+    assert torch.equal(again, picture)
+
+
+@pytest.mark.parametrize("mode", ["sequence", "tensor"])
+def test_a_module_that_is_split_keeps_what_was_asked_for_on_its_cards(mode: str) -> None:
+    module, call = TINY["FluxTransformer2DModel"].make(torch.float32)
+    expected, typed = module(**call)[0], "device:200KiB&cpu"
+    compiled = dovetail.compile(module, (), call, backend="sim0&sim1", split_mode=mode, params_backend=typed)
+    needed = {str(device): usage.total for device, usage in simulate(compiled.program).items()}
+    compiled(**call)
+    for at in (0, 1):
+        sim.reset_peak(at)
+    assert (compiled(**call)[0] - expected).abs().max() < 1e-5
+    assert {f"sim{at}": sim.stats(at).peak for at in (0, 1)} == needed
+    stays = [one.nbytes for name, one in compiled.program.weights.items() if name not in compiled.program.residency]
+    assert 100 * 1024 < sum(stays) <= 200 * 1024
 
 
 def test_a_module_keeps_a_part_of_its_weights_on_the_card() -> None:

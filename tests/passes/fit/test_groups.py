@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dovetail.compiler.devices.device import Device
 from dovetail.compiler.devices.rig import Rig
 from dovetail.compiler.devices.speeds import Speed, Speeds
-from dovetail.compiler.spec.residency import Residency
+from dovetail.compiler.spec.residency import Amounts, Residency
 from dovetail.passes.fit.group_work import GroupWork, Work
 from dovetail.passes.fit.groups import group_option, groups_of, why_no_group
 from dovetail.passes.fit.machine import Machine
@@ -120,9 +120,39 @@ def test_states_are_solved_for_again_where_the_quickest_have_no_room() -> None:
 def test_weights_that_do_not_fit_on_the_devices_come_and_go() -> None:
     way = found(asked("sequence"), machine(), budgets(100, 100, 100, 100)).ways["diffusion"]
     assert way.residency is Residency.HOST
-    assert way.host == 202 * MIB
+    assert way.host + way.amounts.on_device == 202 * MIB
     assert all(way.streamed[card] > 0 for card in way.devices)
     assert way.seconds > 20 * 0.11 / len(way.devices)
+
+
+def test_weights_that_each_device_has_all_of_stay_there_as_far_as_there_is_room() -> None:
+    given = budgets(150, 150, 150, 150)
+    one, on = asked("sequence"), machine()
+    way = found(one, on, given).ways["diffusion"]
+    assert way.residency is Residency.HOST
+    assert 0.5 * 150 * MIB < way.amounts.on_device < 150 * MIB
+    assert way.host == 202 * MIB - way.amounts.on_device
+    assert all(way.stays[card] == pytest.approx(way.amounts.on_device, rel=0.02) for card in way.devices)
+    work = Known([], lambda program: program, Rig(), "sequence").over(way.devices)
+    assert isinstance(work, Work)
+    brought = group_option(one, on, given, way.devices, Residency.HOST, work)
+    assert brought is not None
+    assert brought.seconds > way.seconds
+    assert brought.bringing > 3 * way.bringing
+    typed = settings_of(Solution({"diffusion": way}), [one])["--params-backend"]
+    assert typed.startswith("diffusion=device:")
+    assert typed.endswith("&cpu")
+
+
+@pytest.mark.parametrize("mode", ["sequence", "tensor"])
+def test_an_amount_that_was_asked_for_is_of_all_devices_and_is_printed(mode: str) -> None:
+    amounts = Amounts(on_device=100 * MIB)
+    one = asked(mode, residency=Residency.HOST, amounts=amounts)
+    way = found(one, machine(), budgets(150, 150, 150, 150)).ways["diffusion"]
+    assert way.amounts == amounts
+    part = PARTS[mode](len(way.devices))
+    assert all(way.stays[card] == pytest.approx(part * 100 * MIB, rel=0.02) for card in way.devices)
+    assert settings_of(Solution({"diffusion": way}), [one])["--params-backend"] == "diffusion=device:100MiB&cpu"
 
 
 @pytest.mark.parametrize("mode", ["sequence", "tensor"])
