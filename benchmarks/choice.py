@@ -8,9 +8,10 @@ for all steps, count a part of that in each. Behind them stands how many times q
 holds the model, or the fastest one where cards differ, with the floor, if there is one. Floors are for transformers of
 at least 4000 tokens on equal cards; where a call has the two halves of guidance they are those of the halves on two
 cards. Exchanges are added to computing, and not hidden behind it; "overlapped" has them hidden as far as the order of
-the schedule has it, where all weights stay on the cards. "Of at most" is what cards could reach that exchange nothing:
-each starts all operations of its part, which no card does for another. The last lines say where the choice is more than
-2 % behind the best mode, or slower than the best single card: then the exit code is 1.
+the schedule has it, and counts the copies of inputs besides, where all weights stay on the cards. "Of at most" is what
+cards could reach that exchange nothing: each starts all operations of its part, which no card does for another. The
+last lines say where the choice is more than 2 % behind the best mode, or slower than the best single card: then the
+exit code is 1.
 
 Models are traced on meta, without weights. SD3.5 and SDXL have both halves of guidance in a call, as pipelines call
 them. A size in a rig that is a part is that of the weights of the model.
@@ -254,6 +255,8 @@ def main() -> None:
     parser.add_argument("--rigs", default=";".join(RIGS), help="the rigs, joined by ';'")
     parser.add_argument("--steps", type=int, default=28, help="how often a picture calls the denoiser")
     asked = parser.parse_args()
+    if asked.steps < 1:
+        parser.error(f"--steps {asked.steps}: a picture has one at least")
     rows: list[Row] = []
     for name in asked.only.split(","):
         model = Model(name, asked.steps)

@@ -29,7 +29,11 @@ _GROUPS = 32  # that are tried for one component
 _UNEVEN = 1.1  # so much more memory than another one has a device that is given more for it
 _PARTS = 16  # of which shares by memory are made
 _STEPS = 16  # of the most that a device may use, in which it is said what devices have room for
-_PARTS_ON_DEVICES = (0.75, 0.95)  # of the least room of a group, tried for weights that stay where others come and go
+_PARTS_ON_DEVICES = (
+    0.75,
+    0.85,
+    0.95,
+)  # of the least room of a group, tried for weights that stay where others come and go
 
 MODES = ("sequence", "batch", "batch+sequence", "tensor", "batch+tensor", "spatial", "row")
 """The modes in which devices compute a component together, in the order in which they are tried."""
@@ -38,7 +42,7 @@ MODES = ("sequence", "batch", "batch+sequence", "tensor", "batch+tensor", "spati
 def groups_of(machine: Machine, budgets: Budgets) -> list[tuple[Device, ...]]:
     """Groups worth trying: of the devices of a kind, the fastest and largest first, stretches of 2, 4, 8 … and all.
 
-    So are all but one, which other components may have then, and those that are faster than all others of the kind.
+    So are those that are faster than all others of the kind.
     """
     kinds = machine.kinds(budgets)
     order = sorted(
@@ -48,8 +52,7 @@ def groups_of(machine: Machine, budgets: Budgets) -> list[tuple[Device, ...]]:
     found: list[tuple[Device, ...]] = []
     for kind in dict.fromkeys(one.kind for one in order):
         some = [one for one in order if one.kind == kind]
-        powers = {2**power for power in range(1, len(some).bit_length()) if 2**power < len(some)}
-        sizes = powers | {len(some), max(2, len(some) - 1)}
+        sizes = {2**power for power in range(1, len(some).bit_length()) if 2**power < len(some)} | {len(some)}
         rates = [kinds[one][0].rate("float16") for one in some]
         faster = {at for at, (one, other) in enumerate(pairwise(rates), 1) if one > other} - sizes
         for size in sorted((sizes | faster) - {1}, reverse=True):
@@ -282,12 +285,13 @@ def _find(
     each = []
     for member, device in enumerate(devices):
         part = _part_of(load, machine, devices, member, residency, work)
-        of_part = replace(amounts, on_device=amounts.on_device * work.weights[member] // max(1, work.whole))
+        has, of = work.weights[member], max(1, work.whole)
+        of_part = Amounts(amounts.on_device * has // of, amounts.in_memory * has // of)
         found = option(part, machine, budgets, (device,), residency, False, amounts=of_part)
         if found is None:
             return None
         each.append(found)
-    return _together(load, each, work, amounts.on_device if residency is not Residency.DEVICE else 0)
+    return _together(load, each, work, amounts)
 
 
 def _part_of(
@@ -318,15 +322,17 @@ def _scaled(chain: Chain, part: float, time: float, alive: int) -> Chain:
     return replace(chain, rest=scaled(chain.rest), parts=tuple(map(scaled, chain.parts)))
 
 
-def _together(load: Load, each: Sequence[Option], work: Work, on_device: int) -> Option:
+def _together(load: Load, each: Sequence[Option], work: Work, amounts: Amounts) -> Option:
     """The ways of all devices of a group as one; what is brought comes to one after another, as the table counts it.
 
-    So many bytes of the weights rest ``on_device``, each on those that have it.
+    Of the ``amounts`` what rests on devices does on those that have it, and what rests in memory does once.
     """
     bringing, residency = sum(one.bringing for one in each), each[0].residency
+    nbytes = max(load.nbytes, work.whole)
+    on_device = min(amounts.on_device, nbytes) if residency is not Residency.DEVICE else 0
+    in_memory = min(amounts.in_memory, nbytes - on_device) if residency is Residency.DISK else 0
     of_blocks = zip(*(one.rests for one in each), strict=True)
     rests = tuple(max(some, key=lambda rest: rest is not Residency.DEVICE) for some in of_blocks)
-    in_memory = max(one.amounts.in_memory for one in each)
     return Option(
         load.name, load.phase, tuple(one.devices[0] for one in each), tuple(one.ranges[0] for one in each), rests,
         residency, False, max(one.seconds - one.bringing for one in each) + bringing, bringing,
@@ -335,7 +341,7 @@ def _together(load: Load, each: Sequence[Option], work: Work, on_device: int) ->
         live=_sum([one.live for one in each]),
         streamed=_sum([one.streamed for one in each]),
         weights=_sum([one.weights for one in each]),
-        host=max(0, max(load.nbytes, work.whole) - on_device) if residency is Residency.HOST else in_memory,
+        host=nbytes - on_device if residency is Residency.HOST else in_memory,
         amounts=Amounts(on_device, in_memory),
         mode=load.asked.mode,
     )  # fmt: skip

@@ -135,7 +135,11 @@ def settings_of(solution: Solution, loads: Sequence[Load]) -> dict[str, str]:
     ways = solution.ways
     backend = {name: "&".join(map(str, way.devices)) for name, way in ways.items()}
     backend |= {load.name: "&".join(map(str, load.asked.devices)) for load in loads if load.asked.places_itself}
-    resting = {name: _resting(way) for name, way in ways.items() if way.residency is not Residency.DEVICE}
+    resting = {
+        load.name: _resting(load, ways[load.name])
+        for load in loads
+        if ways[load.name].residency is not Residency.DEVICE
+    }
     ratios = {load.name: _ratio(load, ways[load.name]) for load in loads}
     shares = {name: ":".join(map(number_text, ratio)) for name, ratio in ratios.items() if ratio}
     modes = {load.name: _mode(load, ways[load.name]) for load in loads}
@@ -161,9 +165,10 @@ def _of_each(values: Mapping[str, str], none: str, loads: Sequence[Load]) -> dic
     return {**values, **others}
 
 
-def _resting(way: Option) -> str:
-    """Where the weights of a way rest, as `--params-backend` says it."""
-    return str(Resting(way.residency.value, amounts=way.amounts))
+def _resting(load: Load, way: Option) -> str:
+    """Where the weights of a way rest, as `--params-backend` says it; amounts as they were said, if they were."""
+    amounts = way.amounts if load.asked.residency is None else load.asked.amounts
+    return str(Resting(way.residency.value, amounts=amounts))
 
 
 def by_role(values: Mapping[str, str], loads: Sequence[Load], lists: str = "") -> dict[str, str]:

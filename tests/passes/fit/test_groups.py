@@ -156,6 +156,18 @@ def test_an_amount_that_was_asked_for_is_of_all_devices_and_is_printed(mode: str
 
 
 @pytest.mark.parametrize("mode", ["sequence", "tensor"])
+@pytest.mark.parametrize(("on_device", "in_memory", "host"), [(40, 100, 100), (0, 100, 100), (100, 150, 102)])
+def test_what_rests_in_memory_counts_once_for_all_devices(mode: str, on_device: int, in_memory: int, host: int) -> None:
+    amounts = Amounts(on_device * MIB, in_memory * MIB)
+    one = asked(mode, residency=Residency.DISK, amounts=amounts)
+    way = found(one, machine(), budgets(150, 150, 150, 150)).ways["diffusion"]
+    assert way.host == host * MIB
+    assert way.amounts == Amounts(on_device * MIB, host * MIB)
+    typed = f"device:{on_device}MiB&" * bool(on_device) + f"cpu:{in_memory}MiB&disk"
+    assert settings_of(Solution({"diffusion": way}), [one])["--params-backend"] == f"diffusion={typed}"
+
+
+@pytest.mark.parametrize("mode", ["sequence", "tensor"])
 @given(st.lists(st.integers(10, 300), min_size=2, max_size=4), st.integers(100, 1000), st.booleans())
 def test_what_is_found_fits_and_is_as_was_asked(mode: str, mib: list[int], cpu: int, is_of_all: bool) -> None:
     given, on = budgets(*mib, cpu=cpu), machine(CARDS[: len(mib)])
