@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +54,14 @@ class Brush:
     def facts(self) -> Facts:
         """One device, half full."""
         return Facts({"sampling": 0.5}, {"sim0": DeviceFacts(512, 768, 800, 1024)}, {"read": 1})
+
+
+def wait(condition: Callable[[], bool]) -> None:
+    """Waits until something is so; raises AssertionError where it does not become so."""
+    ending = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < ending, "nothing happened"
+        time.sleep(0.002)
 
 
 def served_by(painters: Sequence[Painter], **settings: Any) -> Served:

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from dovetail.jobs.job import Job
 from dovetail.serve.app import application
 from testbed.browser import launched, why_not
-from testbed.serving import Brush, running, served_by
+from testbed.serving import Brush, running, served_by, wait
 
 needs_browser = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
@@ -98,6 +98,7 @@ def test_progress_is_shown_and_escape_stops(browser: Any) -> None:
         page.locator("#queue", has_text="painting").wait_for()
         page.keyboard.press("Escape")
         page.get_by_text("Stopped.").wait_for()
+        wait(lambda: all(one._is_left for one in served.queue.tickets()))  # the server sees it a little later
         assert brush.gate is not None
         brush.gate.release(9)
         served.queue.close()

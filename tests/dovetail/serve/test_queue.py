@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import pytest
@@ -17,14 +16,7 @@ from dovetail.jobs.job import Job
 from dovetail.jobs.steps import OnStep
 from dovetail.serve.work.queue import Queue, QueueFullError
 from dovetail.serve.work.ticket import ClosingError, Ticket
-from testbed.serving import Brush
-
-
-def wait(condition: Callable[[], bool]) -> None:
-    ending = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < ending, "nothing happened"
-        time.sleep(0.002)
+from testbed.serving import Brush, wait
 
 
 def finished(*tickets: Ticket) -> None:

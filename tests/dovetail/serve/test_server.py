@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from urllib.parse import urlsplit
 
@@ -25,14 +25,7 @@ from dovetail.serve.app import application
 from dovetail.serve.guard.connections import Connection
 from dovetail.serve.server import Server, address_of, bound, last_words
 from dovetail.serve.work.ticket import RUNNING, WAITING, Ticket
-from testbed.serving import Brush, running, served_by
-
-
-def wait(condition: Callable[[], bool]) -> None:
-    ending = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < ending, "nothing happened"
-        time.sleep(0.005)
+from testbed.serving import Brush, running, served_by, wait
 
 
 def sent(address: str, body: bytes, path: str = "/v1/images/generations") -> socket.socket:
