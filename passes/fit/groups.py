@@ -29,11 +29,7 @@ _GROUPS = 32  # that are tried for one component
 _UNEVEN = 1.1  # so much more memory than another one has a device that is given more for it
 _PARTS = 16  # of which shares by memory are made
 _STEPS = 16  # of the most that a device may use, in which it is said what devices have room for
-_PARTS_ON_DEVICES = (
-    0.75,
-    0.85,
-    0.95,
-)  # of the least room of a group, tried for weights that stay where others come and go
+_PARTS_ON_DEVICES = (0.75, 0.85, 0.95)  # of the least room of a group, tried for weights that stay beside others
 
 MODES = ("sequence", "batch", "batch+sequence", "tensor", "batch+tensor", "spatial", "row")
 """The modes in which devices compute a component together, in the order in which they are tried."""
