@@ -108,6 +108,9 @@ def test_what_stays_on_the_card_counts_there_and_not_on_the_host() -> None:
 @pytest.mark.fifth
 def test_cards_that_have_all_weights_each_keep_a_part_of_them_for_all_pictures() -> None:
     expected, _ = paint(backend="cpu")
+    gc.collect()
+    for at in (0, 1):
+        sim.reset_peak(at)
     rig = {"rig": "sim0=16MiB,sim1=16MiB,cpu=4GiB", "split_mode": "diffusion=sequence"}
     picture, pipe = paint(**rig)
     view = pipe.dovetail.components["transformer"].view
