@@ -43,14 +43,14 @@ def _why(load: Load, machine: Machine, budgets: Budgets, places: Sequence[Reside
 def _by_layers(load: Load, reason: str) -> Load:
     """A component that is not computed by a group of devices together any more."""
     how = "otherwise than by layers" if load.asked.chooses_mode else f"by {load.asked.mode}"
-    _tell(load.name, how, reason, load.asked.may_be_alone)
+    _tell(load.name, how, reason, load.asked.may_be_alone and load.role != "diffusion")
     return load.by_layers
 
 
 @cache
-def _tell(name: str, how: str, reason: str, is_of_all: bool) -> None:
-    """Says once why a component is not split under a mode; less loudly where that was said of all components."""
+def _tell(name: str, how: str, reason: str, is_minor: bool) -> None:
+    """Says once why a component is not split under a mode; less loudly of a minor one if that was said of all."""
     logger.log(
-        logging.INFO if is_of_all else logging.WARNING,
+        logging.INFO if is_minor else logging.WARNING,
         "%s cannot be split %s, for %s: it is placed as if no split mode was asked for", name, how, reason,
     )  # fmt: skip

@@ -213,14 +213,18 @@ def why_no_group(
     works = [(devices, _work(load, devices, machine)) for devices in groups]
     if not works:
         return "there are no two devices of one kind"
+    if load.asked.mode == "row" and load.asked.residency not in (None, Residency.DEVICE):
+        return "rows stay on their devices, and its weights were to rest elsewhere"
     rooms = [(devices, work) for devices, work in works if isinstance(work, Work)]
     if not rooms:
         return next(work.reason for _, work in works if isinstance(work, NotPossible))
     needs = [one for devices, work in rooms for one in zip(devices, work.weights, work.alive, strict=True)]
     device, weights, alive = min(needs, key=lambda one: one[1] + one[2] - budgets.of(one[0]))
+    turns = "its calls take turns on devices that hold all of it, and " if load.takes_turns else ""
     return (
-        f"no devices of one kind have room for it: each needs {format_bytes(weights)} of weights, or what it reads of "
-        f"them at once, and {format_bytes(alive)} of values, and {device} has {format_bytes(budgets.of(device))}"
+        f"{turns}no devices of one kind have room for it: each needs {format_bytes(weights)} of weights, or what it "
+        f"reads of them at once, and {format_bytes(alive)} of values, and {device} has "
+        f"{format_bytes(budgets.of(device))}"
     )
 
 

@@ -83,6 +83,9 @@ def search(
     for load in loads:
         columns[load.name] = list(trial.options(load, budgets))
         columns[load.name] += filter(None, (proportional(load, machine, budgets, one) for one in trial.several(load)))
+    for load in loads:
+        for name, others in _beside_modes(trial, load, columns[load.name]):
+            columns[name] += others
     composed = compose(trial)
     for name, way in (composed.ways if composed else {}).items():
         columns[name].append(way)
@@ -110,6 +113,20 @@ def _on_fewer(one: Solution, other: Solution | None) -> Solution:
         return one
     counts = [sum(len(way.devices) for way in some.ways.values()) for some in (one, other)]
     return other if counts[1] < counts[0] else one
+
+
+def _beside_modes(trial: Trial, load: Load, ways: Sequence[Option]) -> Iterator[tuple[str, list[Option]]]:
+    """The ways of other components beside the quickest way of one under each mode, where its mode is to be found.
+
+    The best of all ways may leave others the room that a mode would take, in which nothing of it is tried again.
+    """
+    if not load.asked.chooses_mode or load.name in trial.trifles:
+        return
+    quickest = {way.mode: way for way in sorted(ways, key=lambda one: -one.seconds) if way.mode != LAYER}
+    for way in quickest.values():
+        for other in trial.loads:
+            if other is not load:
+                yield other.name, list(trial.options(other, left_for(other, {load.name: way}, trial.budgets)))
 
 
 @dataclass(frozen=True)

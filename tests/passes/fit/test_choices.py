@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dovetail.compiler.devices.device import Device
 from dovetail.compiler.devices.rig import Rig
+from dovetail.compiler.spec.residency import Amounts, Residency
 from dovetail.fitting.chosen import quicker
 from dovetail.fitting.decide import why_not_used
 from dovetail.passes.fit.choices import choices
@@ -223,3 +224,20 @@ def test_fewer_devices_are_taken_by_what_both_ways_take_in_the_end() -> None:
     quicker_in_fine_parts = Solution({"diffusion": replace(several, seconds=way.seconds / 1.03)})
     assert _on_fewer(quicker_in_fine_parts, one) is quicker_in_fine_parts
     assert _on_fewer(least, None) is least
+
+
+@pytest.mark.parametrize(
+    ("blocks", "flops", "amount"), [(3, 1e11, 140), (3, 1e10, 140), (6, 1e10, 120), (4, 1e9, None)]
+)
+def test_others_make_room_for_a_mode_that_is_quickest(blocks: int, flops: float, amount: int | None) -> None:
+    """Beside other modes the encoder's weights would stay on a card that has no room for them beside this one."""
+    said = Asked(mode="auto")
+    if amount is not None:
+        said = replace(said, residency=Residency.HOST, amounts=Amounts(amount * MIB))
+    loads = [component(asked=said, sequence=0.7, tensor=0.4), load("te", blocks, 20, flops=flops)]
+    given = budgets(180, 180, 180, 180)
+    found = search(loads, machine(), given)
+    named = [search(loads, machine(), given, {"diffusion": mode}) for mode in ("sequence", "tensor")]
+    assert found is not None
+    assert fits(found, given)
+    assert all(other is not None and found.seconds <= SPARED * other.seconds for other in named)

@@ -222,6 +222,10 @@ def test_why_there_is_no_group() -> None:
     assert "no two devices of one kind" in why(asked("sequence"), machine(CARDS[:1]), given)
     assert why(asked("batch"), machine(CARDS[:2]), given) == "the inputs are of one picture"
     assert "by its parts" in why(replace(asked("sequence"), work=None), machine(CARDS[:2]), given)
+    in_memory = replace(asked("tensor"), asked=Asked(mode="row", residency=Residency.HOST))
+    assert why(in_memory, machine(CARDS[:2]), given).startswith("rows stay on their devices")
+    in_turn = replace(asked("batch"), parts=2)
+    assert why(in_turn, machine(CARDS[:2]), budgets(20, 20)).startswith("its calls take turns on devices that hold all")
     reason = why(asked("sequence"), machine(CARDS[:2]), budgets(20, 20))
     assert "200.0 MiB of weights" in reason
     assert "cuda0 has 20.0 MiB" in reason
