@@ -17,8 +17,9 @@ Constraints
     each component of the phase has alive there (`covering`).
 
 The ways are columns, and there is one for each budget under which a component may be placed. They are made as they are
-needed: first for all of the budgets, for what is left when components are placed one after another by the partition
-alone, and for the proportional split; then, for what a solution leaves of the budgets to each component, until no
+needed: first for all of the budgets, for what the quickest way of a component under each mode leaves to others, where
+its mode is to be found, for what is left when components are placed one after another by the partition alone, and for
+the proportional split; then, for what a solution leaves of the budgets to each component, until no
 component finds a better way. So a solution is never worse than the partition composed, nor than the
 proportional split, for these are among the columns.
 """
