@@ -43,7 +43,7 @@ from dovetail.passes.fit.choices import Choice, choices
 from dovetail.passes.fit.groups import MODES
 from dovetail.passes.fit.machine import Machine
 from dovetail.passes.fit.options import Option
-from dovetail.passes.fit.search import ALONE, LAYER
+from dovetail.passes.fit.trial import ALONE, LAYER
 from dovetail.passes.fit.workload import Load
 from dovetail.passes.states.fitting import quickest, seconds_of, seconds_of_states
 from dovetail.passes.states.forms import narrowed

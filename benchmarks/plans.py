@@ -32,7 +32,8 @@ from dovetail.passes.fit.chain import Chain, Part
 from dovetail.passes.fit.lacking import lacking, problem_of
 from dovetail.passes.fit.machine import Machine
 from dovetail.passes.fit.plan import Plan, plan_of
-from dovetail.passes.fit.search import fits, search
+from dovetail.passes.fit.search import search
+from dovetail.passes.fit.solution import fits
 from dovetail.passes.fit.ways_out import refusal, said_of, ways_out
 from dovetail.passes.fit.workload import Asked, Budgets, Load
 from dovetail.passes.simulate.cost import OpCost

@@ -31,7 +31,7 @@ from torch.fx import Node
 
 from ..compiler.devices.device import Device
 from ..compiler.ir.ops import RESHARD, TRANSFER
-from ..compiler.ir.program import IN_PARTS, Program, placement_of, tensors_of, weight_name
+from ..compiler.ir.program import IN_PARTS, Program, tensors_of, weight_name
 from ..compiler.ir.schedule import (
     Allocate,
     Await,
@@ -42,6 +42,7 @@ from ..compiler.ir.schedule import (
     Lifetime,
     Load,
     Output,
+    Release,
     Run,
     Schedule,
     ValueRef,
@@ -71,18 +72,10 @@ Turns = Mapping[Device, Sequence[Turn]]
 
 
 def turns_of(program: Program, schedule: Schedule) -> Turns | None:
-    """The instructions of each device; None for a schedule that one thread issues.
-
-    That is one whose devices work one after another, which brings weights in a call, or has sizes that are not known.
-    So is a row split, whose main device computes all but products: to hand each of these over takes longer than to
-    launch it.
-    """
-    in_parts = IN_PARTS in program.facts
-    if program.symbols or not (in_parts or _is_shared_out(program)):
+    """The instructions of each device; None for a program that one thread issues, whose devices do not work at once."""
+    if not program.works_at_once:
         return None
-    if any(isinstance(one, Load) and one.lifetime is not Lifetime.PROGRAM for one in schedule):
-        return None
-    numbered = _Numbered(_fetcher if in_parts else _issuer)
+    numbered = _Numbered(_fetcher if IN_PARTS in program.facts else _issuer)
     placed = [(number, *numbered.take(number, one)) for number, one in enumerate(schedule) if _is_issued(one)]
     awaited: dict[int, list[Device]] = defaultdict(list)
     for _, device, waits in placed:
@@ -94,19 +87,14 @@ def turns_of(program: Program, schedule: Schedule) -> Turns | None:
     return found
 
 
-def _is_shared_out(program: Program) -> bool:
-    """Whether several devices run half of the operations, or more."""
-    groups = [placement_of(node).group for node in program.ops() if node.target not in (RESHARD, TRANSFER)]
-    return 2 * sum(len(group) > 1 for group in groups) >= len(groups)
-
-
 def is_observed() -> bool:
     """Whether something sees operations of the calling thread alone: a profiler of PyTorch's, or a dispatch mode."""
     return torch._C._autograd._profiler_enabled() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def _is_issued(one: Instruction) -> bool:
-    return not isinstance(one, (Input, Output, Load))
+    stays = isinstance(one, Load) and one.lifetime is Lifetime.PROGRAM
+    return not (stays or isinstance(one, (Input, Output)))
 
 
 class _Numbered:
@@ -172,6 +160,8 @@ def _issuer(one: Instruction) -> Device:
         case Copy(_, source):
             return source
         case Run(device=device) | Allocate(device=device) | Await(device=device) | Free(device=device):
+            return device
+        case Load(device=device) | Release(Load(device=device)):
             return device
     raise ValueError(f"{one} is issued by no device")
 

@@ -12,6 +12,7 @@ takes. A time that rests on figures is right within `SPREAD` of it at best, and 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -166,6 +167,20 @@ class Speeds:
         out = [] if source.is_host else [f"out of {source}"]
         into = [] if target.is_host else [f"into {target}"]
         return [*out, *into, *self.lanes(source, target)]
+
+    def bringing(self, host: Device, seconds: Mapping[Device, float]) -> float:
+        """The seconds of bringing weights from the host's memory to several devices at once.
+
+        ``seconds`` are those of each device alone. Devices of one root take turns on it, and all of them together are
+        no quicker than the host reads its memory, where that reads faster than to one of them.
+        """
+        lanes: defaultdict[object, float] = defaultdict(float)
+        most = max((self[device].link for device in seconds), default=0.0)
+        for device, own in seconds.items():
+            for lane in (device, *self.lanes(host, device)):
+                lanes[lane] += own
+            lanes[""] += own * self[device].link / max(most, self[host].bandwidth)
+        return max(lanes.values(), default=0.0)
 
     def spread(self, devices: Iterable[Device]) -> float:
         """The part of a time on some devices that it may be off by; 0 where all of them were measured."""

@@ -170,6 +170,19 @@ class Program:
         return any(len(placement_of(node).group) > 1 for node in self.ops())
 
     @property
+    def works_at_once(self) -> bool:
+        """Whether devices work at the same time in a call, each issued to from a thread of its own.
+
+        They do where several run half of the operations, or more, or micro-batches go through a layer split; not where
+        sizes are not known. The main device of a row split computes all but products: to hand each of these over takes
+        longer than to launch it.
+        """
+        if self.symbols or IN_PARTS in self.facts:
+            return not self.symbols
+        groups = [placement_of(node).group for node in self.ops() if node.target not in MOVING]
+        return 2 * sum(len(group) > 1 for group in groups) >= max(1, len(groups))
+
+    @property
     def kept(self) -> Residency:
         """Where most parameters are kept."""
         places = (self.residency.get(one.name) for one in self.weights.values() if one.kind == "parameter")

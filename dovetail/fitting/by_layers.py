@@ -9,7 +9,9 @@ from functools import cache
 from ..compiler.spec.residency import Residency
 from ..passes.fit.groups import why_no_group, why_no_mode
 from ..passes.fit.machine import Machine
-from ..passes.fit.search import Solution, places_of, search
+from ..passes.fit.search import search
+from ..passes.fit.solution import Solution
+from ..passes.fit.trial import places_of
 from ..passes.fit.workload import Budgets, Load
 from .chosen import forget
 

@@ -10,7 +10,8 @@ from ..compiler.durations import duration
 from ..compiler.spec.modes import QUICKEST
 from ..passes.fit.groups import groups_of
 from ..passes.fit.machine import Machine
-from ..passes.fit.search import Solution, search
+from ..passes.fit.search import search
+from ..passes.fit.solution import Solution
 from ..passes.fit.workload import Budgets, Load
 
 logger = logging.getLogger(__name__)

@@ -28,7 +28,8 @@ from ..passes.fit.lacking import lacking, problem_of
 from ..passes.fit.machine import Kind, Machine
 from ..passes.fit.options import Option
 from ..passes.fit.plan import Plan, plan_of
-from ..passes.fit.search import Solution, search
+from ..passes.fit.search import search
+from ..passes.fit.solution import Solution
 from ..passes.fit.workload import TRIES, Asked, Budgets, Load, Over, excess_of, foreseeing, taken_off
 from ..passes.simulate.cost import OpCost
 from ..passes.states.modes import picture_count

@@ -22,7 +22,7 @@ from ..compiler.spec.modes import TOGETHER, TensorSplit
 from ..compiler.spec.residency import Residency
 from ..conventions.request import Request
 from ..passes.fit.options import Option
-from ..passes.fit.search import Solution
+from ..passes.fit.solution import Solution
 from ..passes.fit.workload import Load, Over
 from ..passes.rewrites.chunk import chunks_of
 from .asked import leaves_devices_open, micro_batches_found

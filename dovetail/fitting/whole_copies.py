@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from ..compiler.devices.device import Device
 from ..passes.fit.machine import Machine
 from ..passes.fit.options import Option
-from ..passes.fit.search import Solution, search
+from ..passes.fit.search import search
+from ..passes.fit.solution import Solution
 from ..passes.fit.workload import Load
 from .chosen import rough
 from .decide import Decision

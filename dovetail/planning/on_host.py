@@ -18,7 +18,8 @@ from ..compiler.spec.residency import ALIKE
 from ..compiler.units import format_bytes
 from ..fitting.decide import Decision
 from ..passes.fit.plan import settings_of
-from ..passes.fit.search import Solution, search
+from ..passes.fit.search import search
+from ..passes.fit.solution import Solution
 from ..passes.fit.ways_out import TYPES, in_packed_type, line_of
 from ..passes.fit.workload import Asked, Load
 from ..passes.simulate.timeline import timeline

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from ..compiler.durations import seconds_text
 from ..compiler.ir.schedule import Lifetime
 from ..fitting.decide import Decision
-from ..passes.fit.search import Solution, search
+from ..passes.fit.search import search
+from ..passes.fit.solution import Solution
 from ..passes.fit.ways_out import TYPES, in_packed_type
 from .generation import Generation
 

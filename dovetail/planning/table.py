@@ -134,11 +134,10 @@ class Account:
 
     def _part(self, title: str, call: PlannedCall) -> Part:
         line = timeline_of(call.program, self.speeds)
-        bringing = sum(line.bringing.values())
         tile = self.generation.tiles.get(call.component)
-        seconds = call.times * line.seconds + bringing
+        seconds = call.times * line.seconds + line.bringing
         return Part(
-            title, call, tuple(_rows(call)), str(tile) if tile else "", seconds, bringing, chunks_of(call.program),
+            title, call, tuple(_rows(call)), str(tile) if tile else "", seconds, line.bringing, chunks_of(call.program),
             max(self.speeds.spread(call.program.devices), SPREAD if _reads_disk(call.program) else 0.0),
             micro_batches=micro_batches_of(call.program), busy=_busy(call.program, line),
         )  # fmt: skip

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from ...compiler.devices.device import Device
 from .groups import MODES, groups_of, why_no_group
 from .machine import Machine
-from .search import ALONE, LAYER, Solution, places_of, search
+from .search import search
+from .solution import Solution
+from .trial import ALONE, LAYER, places_of
 from .workload import Budgets, Load
 
 

@@ -156,7 +156,7 @@ def _amounts(
 ) -> list[Amounts]:
     """How much of weights that come and go may stay on devices, of those that each device of a group has all of.
 
-    What stays is not brought for each picture, to one device after another.
+    What stays is not brought for each picture.
     """
     if load.asked.residency is not None:
         return [load.asked.amounts]
@@ -291,7 +291,7 @@ def _find(
         if found is None:
             return None
         each.append(found)
-    return _together(load, each, work, amounts)
+    return _together(load, machine, each, work, amounts)
 
 
 def _part_of(
@@ -322,12 +322,15 @@ def _scaled(chain: Chain, part: float, time: float, alive: int) -> Chain:
     return replace(chain, rest=scaled(chain.rest), parts=tuple(map(scaled, chain.parts)))
 
 
-def _together(load: Load, each: Sequence[Option], work: Work, amounts: Amounts) -> Option:
-    """The ways of all devices of a group as one; what is brought comes to one after another, as the table counts it.
+def _together(load: Load, machine: Machine, each: Sequence[Option], work: Work, amounts: Amounts) -> Option:
+    """The ways of all devices of a group as one; from the host's memory weights are brought to all at once.
 
-    Of the ``amounts`` what rests on devices does on those that have it, and what rests in memory does once.
+    From disk they come to one after another. Of the ``amounts`` what rests on devices does on those that have it, and
+    what rests in memory does once.
     """
-    bringing, residency = sum(one.bringing for one in each), each[0].residency
+    residency, alone = each[0].residency, {one.devices[0]: one.bringing for one in each}
+    is_at_once = residency is Residency.HOST and load.asked.mode != "row"
+    bringing = machine.speeds.bringing(machine.host, alone) if is_at_once else sum(alone.values())
     nbytes = max(load.nbytes, work.whole)
     on_device = min(amounts.on_device, nbytes) if residency is not Residency.DEVICE else 0
     in_memory = min(amounts.in_memory, nbytes - on_device) if residency is Residency.DISK else 0

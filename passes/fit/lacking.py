@@ -11,7 +11,8 @@ from ...compiler.units import format_bytes
 from .chain import Chain
 from .machine import Machine
 from .options import residencies
-from .search import peaks, search
+from .search import search
+from .solution import peaks
 from .workload import Budgets, Load
 
 _STEPS = 6  # in which the least of a device is looked for

@@ -16,7 +16,7 @@ from ...compiler.units import number_text
 from ..placement.place import Part as Placed
 from ..placement.place import Room, split_parts
 from .options import Option
-from .search import Solution, peaks
+from .solution import Solution, peaks
 from .workload import Budgets, Load
 
 

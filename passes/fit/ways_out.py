@@ -23,7 +23,8 @@ from ...compiler.units import GIB, MIB, exact_bytes
 from .chain import Part
 from .machine import Machine
 from .plan import settings_of
-from .search import Solution, peaks, search
+from .search import search
+from .solution import Solution, peaks
 from .workload import TRIES, Asked, Budgets, Load, Over, foreseeing, taken_off
 
 TYPES = ("Q8_0", "Q4_K")

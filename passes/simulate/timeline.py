@@ -11,7 +11,8 @@ have run. On the host, and on simulated devices, which compute as they are issue
 group, which are issued from a thread each, count as the cards that they stand for.
 
 What stays for the program is there already. What stays for a phase is counted apart (`Timeline.bringing`), for it comes
-once and not in every step.
+once and not in every step: to one device after another, or to those at once that are issued to from a thread each, but
+from the one disk.
 """
 
 from __future__ import annotations
@@ -47,14 +48,13 @@ class Span:
 class Timeline:
     """The seconds of a call, what the lanes did meanwhile, and the seconds each device waited for loads or copies.
 
-    ``bringing`` are the seconds of loading what stays for a phase, by device, which the first call of a phase has
-    besides.
+    ``bringing`` are the seconds of loading what stays for a phase, which the first call of a phase has besides.
     """
 
     seconds: float
     spans: tuple[Span, ...]
     waited: dict[Device, float]
-    bringing: dict[Device, float]
+    bringing: float
 
     def busy(self, lane: str) -> float:
         """The seconds in which a lane did something: `cuda0`, `loads to cuda0`, `cuda0 to cuda1`."""
@@ -85,7 +85,8 @@ class ClockWalk:
     slots: defaultdict[tuple[Device, int], float] = field(default_factory=lambda: defaultdict(float))
     arrived: dict[Copy | Load, float] = field(default_factory=dict)
     waited: defaultdict[Device, float] = field(default_factory=lambda: defaultdict(float))
-    bringing: defaultdict[Device, float] = field(default_factory=lambda: defaultdict(float))
+    from_host: defaultdict[Device, float] = field(default_factory=lambda: defaultdict(float))
+    from_disk: float = 0.0  # of what stays for a phase
     spans: list[Span] = field(default_factory=list)
     running: Run | None = None
     began: float | None = None  # when it computed its first operation since it last waited
@@ -122,7 +123,13 @@ class ClockWalk:
         """All that was seen, at the end of the call."""
         self.end_run()
         end = max((*self.computed.values(), *self.free.values(), *self.arrived.values()), default=0.0)
-        return Timeline(end, tuple(self.spans), dict(self.waited), dict(self.bringing))
+        return Timeline(end, tuple(self.spans), dict(self.waited), self.bringing())
+
+    def bringing(self) -> float:
+        """The seconds of loading what stays for a phase."""
+        if not self.program.works_at_once:
+            return sum(self.from_host.values()) + self.from_disk
+        return self.speeds.bringing(self.program.rig.host, self.from_host) + self.from_disk
 
     def end_run(self) -> None:
         """Notes the run that has ended, if one has."""
@@ -197,21 +204,27 @@ class ClockWalk:
 
     def load(self, load: Load) -> None:
         """Weights come from where each rests, when the lane and the slot are free."""
-        seconds = sum(self.loading(name, load.device) for name in load.weights)
+        from_disk = sum(self.loading(name, load.device) for name in load.weights if self.is_on_disk(name))
+        from_host = sum(self.loading(name, load.device) for name in load.weights if not self.is_on_disk(name))
         if load.lifetime is not Lifetime.STAGE:
             self.arrived[load] = 0.0
             if load.lifetime is Lifetime.PHASE:
-                self.bringing[load.device] += seconds
+                self.from_host[load.device] += from_host
+                self.from_disk += from_disk
             return
         ready = max(self.issued, self.slots[load.device, load.slot])
         roots = self.speeds.lanes(self.program.rig.host, load.device)
-        self.arrived[load] = self.take(f"loads to {load.device}", f"load {load.number}", ready, seconds, roots)
+        self.arrived[load] = self.take(
+            f"loads to {load.device}", f"load {load.number}", ready, from_host + from_disk, roots
+        )
 
     def loading(self, name: str, device: Device) -> float:
         """The seconds in which a weight comes from the host's memory or from disk."""
-        weight = self.pieces[name][0]
-        from_disk = self.program.residency.get(weight.whole) is Residency.DISK
-        return weight.nbytes / self.speeds.loading(device, from_disk)
+        return self.pieces[name][0].nbytes / self.speeds.loading(device, self.is_on_disk(name))
+
+    def is_on_disk(self, name: str) -> bool:
+        """Whether a weight rests in its file."""
+        return self.program.residency.get(self.pieces[name][0].whole) is Residency.DISK
 
     def take(self, lane: str, what: str, ready: float, seconds: float, shared: Sequence[str] = ()) -> float:
         """Takes a lane for some seconds, from when it and the work are ready, and what others share; returns the end.

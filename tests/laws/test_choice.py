@@ -10,7 +10,9 @@ from dovetail.compiler.frontend.trace import trace
 from dovetail.conventions.request import Request
 from dovetail.fitting.by_layers import searched
 from dovetail.fitting.decide import Member, TracedCall, budgets_of, loads_of, machine_of
-from dovetail.passes.fit.search import ALONE, SLACK, fits, search
+from dovetail.passes.fit.search import SLACK, search
+from dovetail.passes.fit.solution import fits
+from dovetail.passes.fit.trial import ALONE
 from testbed.sharing import slowed
 from testbed.zoo.everything import TINY
 from tests.cases import drawn

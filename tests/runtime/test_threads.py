@@ -31,9 +31,9 @@ def model() -> torch.nn.Module:
 X = torch.randn(1, 192, 256)
 
 
-@pytest.fixture(scope="module")
-def compiled() -> dovetail.CompiledModule:
-    return dovetail.compile(model(), (X,), backend=DEVICES, split_mode="tensor")
+@pytest.fixture(scope="module", params=[{}, {"params_backend": "cpu"}], ids=["weights on devices", "weights brought"])
+def compiled(request: pytest.FixtureRequest) -> dovetail.CompiledModule:
+    return dovetail.compile(model(), (X,), backend=DEVICES, split_mode="tensor", **request.param)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,8 @@ def expected(compiled: dovetail.CompiledModule) -> torch.Tensor:
 def nothing_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
-    assert set(threading.enumerate()) <= before
+    left = set(threading.enumerate()) - before
+    assert not [one for one in left if not one.name.startswith("dovetail-lane")]  # these end when they are idle
 
 
 def executor_of(compiled: dovetail.CompiledModule) -> Executor:
@@ -166,12 +167,11 @@ def test_a_thread_goes_by_the_streams_of_its_caller(compiled: dovetail.CompiledM
     assert seen == [own]
 
 
-@pytest.mark.parametrize(
-    "options", [{"split_mode": "layer"}, {"split_mode": "row"}, {"split_mode": "tensor", "params_backend": "cpu"}]
-)
-def test_devices_that_take_turns_help_with_products_or_bring_weights_are_issued_to_by_one_thread(
-    options: dict[str, str],
+@pytest.mark.parametrize("params", [{}, {"params_backend": "cpu"}])
+@pytest.mark.parametrize("mode", ["layer", "row"])
+def test_devices_that_take_turns_or_help_with_products_are_issued_to_by_one_thread(
+    mode: str, params: dict[str, str]
 ) -> None:
-    one = dovetail.compile(model(), (X,), backend=DEVICES, **options)
+    one = dovetail.compile(model(), (X,), backend=DEVICES, split_mode=mode, **params)
     assert one.schedule is not None
     assert turns_of(one.program, one.schedule) is None

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...compiler.durations import duration
 from ...compiler.ir.program import Program
-from ...passes.fit.search import ALONE, LAYER
+from ...passes.fit.trial import ALONE, LAYER
 from ...planning.table import Account
 
 _TRIFLE = 0.1

@@ -26,6 +26,21 @@ def _measure_anew() -> None:
 SLOW = Speed({"float32": 1e9, "bfloat16": 2e9, "float16": 3e9}, 4e9, 2e9, 1e-6, "measured")
 
 
+def test_weights_come_to_several_devices_at_once_but_by_one_root_and_from_one_memory() -> None:
+    rig = Rig.parse("2x RTX 3090,64GiB")
+    cards, host = [one for one in rig if one != rig.host], rig.host
+    speeds = speeds_of(rig)
+    link = speeds[cards[0]].link
+    wide = replace(speeds, devices={**speeds.devices, host: replace(speeds[host], bandwidth=2 * link)})
+    seconds = {cards[0]: 3.0, cards[1]: 2.0}
+    assert wide.bringing(host, seconds) == 3.0
+    assert replace(wide, roots=dict.fromkeys(cards, "root0")).bringing(host, seconds) == 5.0
+    narrow = replace(speeds, devices={**speeds.devices, host: replace(speeds[host], bandwidth=link / 2)})
+    assert narrow.bringing(host, seconds) == pytest.approx(5.0)
+    assert narrow.bringing(host, {cards[0]: 3.0}) == pytest.approx(3.0)
+    assert speeds.bringing(host, {}) == 0
+
+
 def test_every_listed_card_is_found_by_its_name() -> None:
     assert [card_of(f"NVIDIA GeForce {card.name}") for card in CARDS] == list(CARDS)
 

@@ -14,7 +14,8 @@ from dovetail.fitting.decide import Decision, _longer, joined, why_not_used, why
 from dovetail.fitting.others import Other
 from dovetail.passes.fit.machine import Machine
 from dovetail.passes.fit.plan import plan_of
-from dovetail.passes.fit.search import Solution, search
+from dovetail.passes.fit.search import search
+from dovetail.passes.fit.solution import Solution
 from dovetail.passes.fit.workload import Budgets, Load
 
 from ...passes.fit.test_search import CPU, MIB, pipeline

@@ -12,6 +12,7 @@ import torch
 
 import dovetail
 from dovetail.compiler.ir.program import Program
+from dovetail.compiler.ir.schedule import Lifetime, Load
 from dovetail.compiler.states.parts import crossing_bytes
 from dovetail.passes.simulate.memory import simulate
 from dovetail.passes.states.states import split_mode_of
@@ -168,6 +169,11 @@ def test_weights_that_come_from_host_memory_take_what_was_planned(mode: str) -> 
         assert {device: sim.stats(device.index).peak - before[device.index] for device in peaks} == peaks
         (program,) = programs_of(pipe)
         assert split_mode_of(program) == mode
+        assert program.works_at_once
+        assert {one.lifetime for one in program.schedule or () if isinstance(one, Load)} == {
+            Lifetime.STAGE,
+            Lifetime.PHASE,
+        }
         assert max(peaks.values()) < 2**30
 
 

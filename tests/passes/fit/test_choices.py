@@ -18,7 +18,9 @@ from dovetail.passes.fit.choices import choices
 from dovetail.passes.fit.group_work import GroupWork, Work
 from dovetail.passes.fit.groups import MODES
 from dovetail.passes.fit.plan import plan_of
-from dovetail.passes.fit.search import ALONE, LAYER, SPARED, Solution, _on_fewer, fits, search
+from dovetail.passes.fit.search import SPARED, _on_fewer, search
+from dovetail.passes.fit.solution import Solution, fits
+from dovetail.passes.fit.trial import ALONE, LAYER
 from dovetail.passes.fit.workload import Asked, Budgets, Load
 from dovetail.passes.states.solution import NotPossible
 
@@ -168,8 +170,9 @@ def test_shares_by_memory_are_said_where_those_by_speed_do_not_fit() -> None:
     one = component()
     assert isinstance(one.work, Stated)
     one = replace(one, work=Shared(**{**vars(one.work), "_prepared": {}}))
-    given = budgets(190, 70)
-    found = search([one], machine(CARDS[:2]), given)
+    given, on = budgets(190, 70), machine(CARDS[:2])
+    links = {device: replace(speed, link=5e8) for device, speed in on.speeds.devices.items()}
+    found = search([one], replace(on, speeds=replace(on.speeds, devices=links)), given)  # weights come too slowly
     assert found is not None
     way = found.ways["diffusion"]
     assert way.mode == "tensor"

@@ -19,7 +19,8 @@ from dovetail.compiler.spec.residency import Residency
 from dovetail.fitting.chains import chain_of_trace
 from dovetail.passes.fit.lacking import lacking
 from dovetail.passes.fit.machine import Machine
-from dovetail.passes.fit.search import fits, search
+from dovetail.passes.fit.search import search
+from dovetail.passes.fit.solution import fits
 from dovetail.passes.fit.workload import Asked, Budgets, Load
 from dovetail.runtime import sim
 

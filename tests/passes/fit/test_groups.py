@@ -17,7 +17,9 @@ from dovetail.passes.fit.group_work import GroupWork, Work
 from dovetail.passes.fit.groups import group_option, groups_of, why_no_group
 from dovetail.passes.fit.machine import Machine
 from dovetail.passes.fit.plan import plan_of, settings_of
-from dovetail.passes.fit.search import Solution, fits, places_of, search
+from dovetail.passes.fit.search import search
+from dovetail.passes.fit.solution import Solution, fits
+from dovetail.passes.fit.trial import places_of
 from dovetail.passes.fit.workload import Asked, Budgets, Load
 from dovetail.passes.states.solution import NotPossible
 

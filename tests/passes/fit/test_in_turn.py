@@ -29,7 +29,8 @@ from dovetail.passes.fit.in_turn import options_in_turn
 from dovetail.passes.fit.machine import Machine
 from dovetail.passes.fit.part_work import PartWork, part_work
 from dovetail.passes.fit.plan import plan_of, settings_of
-from dovetail.passes.fit.search import Solution, fits, search
+from dovetail.passes.fit.search import search
+from dovetail.passes.fit.solution import Solution, fits
 from dovetail.passes.fit.workload import Asked, Budgets, Load
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes

@@ -11,7 +11,7 @@ from dovetail.compiler.spec.residency import Residency
 from dovetail.passes.fit.machine import Machine
 from dovetail.passes.fit.options import option
 from dovetail.passes.fit.plan import plan_of
-from dovetail.passes.fit.search import Solution
+from dovetail.passes.fit.solution import Solution
 from dovetail.passes.placement.place import Part, Room, split_parts
 
 from .test_search import CPU, FAST, MIB, SLOW, budgets, found, load, machine, pipeline

@@ -17,7 +17,9 @@ from dovetail.passes.fit.chain import Chain, Part
 from dovetail.passes.fit.machine import Machine
 from dovetail.passes.fit.options import Option, option, options_of, proportional
 from dovetail.passes.fit.plan import settings_of
-from dovetail.passes.fit.search import SLACK, Solution, Trial, compose, fits, peaks, search
+from dovetail.passes.fit.search import SLACK, compose, search
+from dovetail.passes.fit.solution import Solution, fits, peaks
+from dovetail.passes.fit.trial import Trial
 from dovetail.passes.fit.workload import Asked, Budgets, Load, foreseeing, taken_off
 from dovetail.passes.simulate.cost import OpCost
 from tests.cases import slow_but

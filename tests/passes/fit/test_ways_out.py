@@ -11,7 +11,8 @@ from dovetail.compiler.spec.modes import TOGETHER
 from dovetail.compiler.spec.residency import Residency
 from dovetail.compiler.units import parse_bytes
 from dovetail.passes.fit.lacking import lacking, problem_of
-from dovetail.passes.fit.search import fits, peaks, search
+from dovetail.passes.fit.search import search
+from dovetail.passes.fit.solution import fits, peaks
 from dovetail.passes.fit.ways_out import (
     CHUNKS,
     LARGER,

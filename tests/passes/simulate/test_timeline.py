@@ -137,8 +137,22 @@ def test_what_stays_for_a_phase_is_counted_apart() -> None:
     traced.keeps_staged = True
     one = PassManager(default_passes()).run(traced)
     found = timeline(one, speeds(one))
-    assert found.bringing == {CUDA: pytest.approx(BLOCKS * NBYTES / 1e9)}
+    assert found.bringing == pytest.approx(BLOCKS * NBYTES / 1e9)
     assert found.seconds == pytest.approx(computing(one, speeds(one)))
+
+
+@pytest.mark.parametrize(("mode", "rests"), [("layer", "cpu"), ("sequence", "cpu"), ("sequence", "disk")])
+def test_what_stays_for_a_phase_comes_at_once_to_devices_that_work_at_once(mode: str, rests: str) -> None:
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(BLOCKS)))
+    traced = trace(model, (torch.ones(1, 8, WIDTH),))
+    traced.rig = Rig.parse("cuda0=1GiB,cuda1=1GiB")
+    traced.keep(Residency(rests))
+    traced.keeps_staged = True
+    one = PassManager(default_passes((1.0, 1.0), split_mode=mode)).run(traced)
+    assert one.works_at_once == (mode == "sequence")
+    alone = BLOCKS * NBYTES / (1e9 if rests == "cpu" else 1e8)
+    devices = 2 if rests == "disk" else 1  # which both have all weights under the one, and half of them by layers
+    assert timeline(one, speeds(one)).bringing == pytest.approx(devices * alone)
 
 
 @pytest.mark.parametrize("kind", ["cuda", "sim"])
