@@ -91,7 +91,8 @@ def test_bits_of_groups_are_compared_with_float64(mode: str) -> None:
 @pytest.mark.slow
 def test_bits_of_threads_that_are_delayed_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_thread_checks, "modes_for", lambda _: ["sequence"])
-    assert "sequence, micro-batches: 2 threads" in gpu_thread_checks.threads(["sim0", "sim1"], 2)
+    names = "sequence, sequence while weights come, tensor while weights come, micro-batches"
+    assert f"{names}: 2 threads" in gpu_thread_checks.threads(["sim0", "sim1"], 2)
     monkeypatch.setattr(gpu_thread_checks, "_late", lambda chance, seen: lambda device, at, step: step)
     with pytest.raises(AssertionError, match="0 threads issue to 2 devices"):
         gpu_thread_checks.threads(["sim0", "sim1"], 2)
