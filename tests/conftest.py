@@ -31,7 +31,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 engine.MAX_SHRINKING_SECONDS = 20  # of 300: an example of a law that fails is to be small, and the run to end
 
 _LONG = 8
-"""A table of slow cases with more than these runs to a quarter where some are drawn, others to a third."""
+"""A table of slow cases with more than these runs to a fifth where some are drawn, others to a quarter."""
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leaves out cases as the seed of the run draws them; none where DOVETAIL_TEST_CASES=all.
 
     Of a table that is marked `few` as many run as it says. Where DOVETAIL_TEST_CASES=some, a part of the slow tests
-    runs: of each table a quarter or a third of its cases, and of the tests of one case a third. Each table draws by
+    runs: of each table a fifth or a quarter of its cases, and of the tests of one case a quarter. Each table draws by
     its own name, so that what is added to one leaves the draws of the others as they are.
     """
     cases = os.environ.get("DOVETAIL_TEST_CASES")
@@ -83,7 +83,7 @@ def _left_of_slow(tables: dict[str, list[pytest.Item]]) -> set[pytest.Item]:
     left: set[pytest.Item] = set()
     for name, table in tables.items():
         slow, draw = [item for item in table if item.get_closest_marker("slow")], _draw(f"{name} slow")
-        part = len(slow) / (4 if len(slow) > _LONG else 3)
+        part = len(slow) / (5 if len(slow) > _LONG else 4)
         runs = int(part + draw.random())  # rounded up as often as makes it the part on the average
         left |= set(draw.sample(slow, len(slow) - min(len(slow), runs)))
     return left

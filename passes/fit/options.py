@@ -94,7 +94,7 @@ def options_of(
             for tiled in load.ways():
                 if (fastest, residency, tiled) in alone and not load.asked.devices:
                     continue
-                for amounts in _amounts(load, residency, devices, budgets, Residency.DISK in places):
+                for amounts in _amounts(load, residency, devices, budgets):
                     alike = tried[residency, tiled, amounts]
                     if len(devices) > 1 and any(_is_settled(devices, *one) for one in alike):
                         continue
@@ -113,13 +113,11 @@ def _is_settled(devices: Sequence[Device], more: Sequence[Device], found: Option
     return [one for one in more if one in devices] == list(devices)
 
 
-def _amounts(
-    load: Load, residency: Residency, devices: Sequence[Device], budgets: Budgets, is_scarce: bool
-) -> list[Amounts]:
+def _amounts(load: Load, residency: Residency, devices: Sequence[Device], budgets: Budgets) -> list[Amounts]:
     """How much of weights that rest elsewhere may rest on the device, and of those on disk in the host's memory.
 
-    Either is nothing, or parts of what may be used there; on the device also what the host has no room for. On the
-    device only where the host's memory ``is_scarce``.
+    Either is nothing, or parts of what may be used there; on the device also what the host has no room for. What rests
+    on the device is not brought for each picture, and needs no memory of the host.
     """
     if load.asked.residency is not None:
         return [load.asked.amounts]
@@ -131,7 +129,7 @@ def _amounts(
     if residency is not Residency.HOST:
         in_memory = parts_worth(load, [int(host * part) for part in _PARTS_IN_MEMORY])
     on_device = [0]
-    if is_scarce and len(devices) == 1:
+    if len(devices) == 1:
         slots = SLOTS * max((part.largest for part in load.chain.parts), default=0)
         room = budgets.of(devices[0]) - load.chain.live - slots
         on_device = parts_worth(load, [0, *(int(room * part) for part in _PARTS_ON_DEVICE), load.nbytes - host + _MIB])

@@ -17,11 +17,11 @@ Constraints
     each component of the phase has alive there (`covering`).
 
 The ways are columns, and there is one for each budget under which a component may be placed. They are made as they are
-needed: first for all of the budgets, for what the quickest way of a component under each mode leaves to others, where
-its mode is to be found, for what is left when components are placed one after another by the partition alone, and for
-the proportional split; then, for what a solution leaves of the budgets to each component, until no
-component finds a better way. So a solution is never worse than the partition composed, nor than the
-proportional split, for these are among the columns.
+needed: first for all of the budgets, for what the quickest way of a component under each mode, and with each amount of
+weights that stay, leaves to others, for what is left when components are placed one after another by the partition
+alone, and for the proportional split; then, for what a solution leaves of the budgets to each component, until no
+component finds a better way. So a solution is never worse than the partition composed, nor than the proportional split,
+for these are among the columns.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .machine import Machine
 from .options import Option, option, proportional
 from .solution import Solution, fits, left_for
 from .solver import solve
-from .trial import LAYER, Trial, places_of
+from .trial import Trial, places_of
 from .workload import Budgets, Load
 
 SLACK = 1.002
@@ -60,7 +60,7 @@ def search(
         columns[load.name] = list(trial.options(load, budgets))
         columns[load.name] += filter(None, (proportional(load, machine, budgets, one) for one in trial.several(load)))
     for load in loads:
-        for name, others in _beside_modes(trial, load, columns[load.name]):
+        for name, others in _beside(trial, load, columns[load.name]):
             columns[name] += others
     composed = compose(trial)
     for name, way in (composed.ways if composed else {}).items():
@@ -91,18 +91,24 @@ def _on_fewer(one: Solution, other: Solution | None) -> Solution:
     return other if counts[1] < counts[0] else one
 
 
-def _beside_modes(trial: Trial, load: Load, ways: Sequence[Option]) -> Iterator[tuple[str, list[Option]]]:
-    """The ways of other components beside the quickest way of one under each mode, where its mode is to be found.
+def _beside(trial: Trial, load: Load, ways: Sequence[Option]) -> Iterator[tuple[str, list[Option]]]:
+    """The ways of other components beside the quickest way of one under each mode, and beside each amount that stays.
 
-    The best of all ways may leave others the room that a mode would take, in which nothing of it is tried again.
+    The best of all ways may leave others the room that such a way would take, in which nothing of it is tried again.
+    Small ones are placed first: they are hardly noticed, and large ones can do with what is left.
     """
-    if not load.asked.chooses_mode or load.name in trial.trifles:
+    if load.name in trial.trifles:
         return
-    quickest = {way.mode: way for way in sorted(ways, key=lambda one: -one.seconds) if way.mode != LAYER}
+    slowest_first = sorted(ways, key=lambda one: -one.seconds)
+    quickest = {(way.mode, way.amounts.on_device): way for way in slowest_first}
+    others = sorted((other for other in trial.loads if other is not load), key=lambda one: one.nbytes)
     for way in quickest.values():
-        for other in trial.loads:
-            if other is not load:
-                yield other.name, list(trial.options(other, left_for(other, {load.name: way}, trial.budgets)))
+        placed = {load.name: way}
+        for other in others:
+            found = list(trial.options(other, left_for(other, placed, trial.budgets)))
+            yield other.name, found
+            if found:
+                placed[other.name] = min(found, key=lambda one: one.seconds)
 
 
 def compose(trial: Trial) -> Solution | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dovetail.compiler.spec import parse_backend, parse_chunks, parse_params_backend, parse_tensor_split
+from dovetail.compiler.spec.backend import Resting
 from dovetail.compiler.spec.residency import Residency
 from dovetail.passes.fit.machine import Machine
 from dovetail.passes.fit.options import option
@@ -38,8 +39,9 @@ def test_the_line_has_the_devices_and_residencies_of_the_plan() -> None:
     resting = parse_params_backend(plan.settings["--params-backend"], names)
     for one in plan.components:
         assert tuple(map(str, one.devices)) == tuple(map(str, backend.get(one.name, one.role) or ()))
-        word = resting.get(one.name, one.role)
-        assert (str(word) if word else "device") == one.residency.value
+        rests = resting.get(one.name, one.role)
+        assert (str(rests) if rests else "device") == str(Resting(one.residency.value, amounts=one.amounts))
+    assert plan.components[1].amounts.on_device, "what stays on the card need not be brought for each picture"
     assert plan.line.endswith("--max-vram cuda0=100MiB")
 
 

@@ -87,11 +87,26 @@ def test_a_slow_second_device_is_used_where_it_helps() -> None:
 
 
 def test_what_is_streamed_is_brought_in_every_call_and_the_rest_for_the_phase() -> None:
-    way = found([load("diffusion", 10, 20, times=5)], budgets(100, 0, 1000)).ways["diffusion"]
-    assert way.residency is Residency.HOST
+    one = load("diffusion", 10, 20, times=5)
+    way = option(one, machine(), budgets(100, 0, 1000), (FAST,), Residency.HOST, False)
+    assert way is not None
     assert way.streamed == {FAST: 160 * MIB}, "two slots of 20 and the values leave room for two blocks"
     assert way.comes == {FAST: (2 + 40 + 40) * MIB}
     assert way.host == 202 * MIB
+
+
+def test_weights_stay_on_one_device_as_far_as_others_can_do_with_what_is_left() -> None:
+    """They need not be brought for each picture; an encoder, which is read once a picture, comes block by block."""
+    te, diffusion = load("te", 8, 10, flops=1e8), load("diffusion", 10, 20, live=10, times=20, flops=1e10)
+    given = budgets(150, 0, 1000)
+    solution = found([te, diffusion], given)
+    way, beside = solution.ways["diffusion"], solution.ways["te"]
+    assert way.devices == beside.devices == (FAST,)
+    assert 0.5 * 150 * MIB < way.amounts.on_device == way.stays[FAST]
+    assert way.host == 202 * MIB - way.amounts.on_device
+    assert beside.streamed[FAST] > 0
+    apart = [option(one, machine(), given, (FAST,), Residency.HOST, False) for one in (te, diffusion)]
+    assert solution.seconds < sum(one.seconds for one in apart if one is not None)
 
 
 def test_a_phase_that_needs_room_for_values_is_done_in_tiles() -> None:
