@@ -151,7 +151,7 @@ def _doubled(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Row:
-    """What was found of a model on a rig, in seconds of a step.
+    """What was found of a model on a rig, in seconds of a picture of some steps.
 
     ``held`` are those of the fastest card if it holds all, ``least`` those of cards that share out all computing and
     exchange nothing, and ``overlapped`` those of the choice with exchanges hidden, None where nothing is exchanged.
@@ -165,6 +165,7 @@ class Row:
     seconds: float
     overlapped: float | None
     choices: Sequence[Choice]
+    steps: int
     took: float
 
     @property
@@ -188,39 +189,38 @@ class Row:
             yield f"{self.name} on {self.rig}: {self.seconds:.3f} s, one card takes {self.alone:.3f} s"
 
     def __str__(self) -> str:
-        said = {one.mode: f"{one.seconds:.3f}" if one.seconds is not None else "-" for one in self.choices}
+        known = {one.mode: one.seconds for one in self.choices if one.seconds is not None}
+        said = {mode: f"{seconds / self.steps:.3f}" for mode, seconds in known.items()}
         cells = " ".join(f"{said.get(mode, '-'):>{max(8, len(shown))}}" for mode, shown in HEADS.items())
         times = self.held / self.seconds
         floor = "" if self.floor is None else f" floor {self.floor:g}{'' if times >= self.floor else ': BELOW'}"
         most = f" of at most {self.held / self.least:.2f}x"
         hidden = f"{self.held / self.overlapped:5.2f}x overlapped" if self.overlapped else " " * 17
         return (
-            f"{self.rig:19} {cells} {self.seconds:8.3f} {times:5.2f}x {hidden}{most}{floor:18} {self.took:5.1f} s  "
-            f"{self.chosen}"
+            f"{self.rig:19} {cells} {self.seconds / self.steps:8.3f} {times:5.2f}x {hidden}{most}{floor:18} "
+            f"{self.took:5.1f} s  {self.chosen}"
         )
 
 
 def found(model: Model, title: str) -> Row:
     """What is chosen for a model on a rig."""
-    name, steps = model.name, model.steps
+    name = model.name
     request = Request.parse(rig=RIGS[title].text(model.nbytes), split_mode="auto", components={name: "diffusion"})
     started = time.process_time()
     machine, (budgets, _) = machine_of(request), budgets_of(request)
     loads = loads_of(
-        {name: Member("diffusion", "sampling", model.nbytes)}, [TracedCall(name, model.program, steps)], request
+        {name: Member("diffusion", "sampling", model.nbytes)}, [TracedCall(name, model.program, model.steps)], request
     )
     loads, solution = searched(loads, machine, budgets)
     if solution is None:
         raise SystemExit(f"{name} fits on no devices of {title}")
     took, way = time.process_time() - started, solution.ways[name]
-    each = [
-        replace(one, seconds=one.seconds and one.seconds / steps) for one in choices(loads, solution, machine, budgets)
-    ]
+    each = list(choices(loads, solution, machine, budgets))
     chosen = f"{way.mode if len(way.devices) > 1 else ALONE} {'&'.join(map(str, way.devices))} {way.residency.value}"
-    held, least = min(_held(loads[0], machine)) / steps, _shared_out(loads[0], machine) / steps
-    seconds = solution.seconds / steps
+    held, least = min(_held(loads[0], machine)), _shared_out(loads[0], machine)
     hidden = _hidden(model, request, way)
-    return Row(name, title, held, least, chosen, seconds, hidden and seconds * hidden, each, took)
+    overlapped = hidden and solution.seconds * hidden
+    return Row(name, title, held, least, chosen, solution.seconds, overlapped, each, model.steps, took)
 
 
 def _hidden(model: Model, request: Request, way: Option) -> float | None:

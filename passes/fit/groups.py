@@ -121,7 +121,7 @@ def _in_shares(
     yield from some
     stays = any(way.residency is Residency.DEVICE for way in some)
     rooms = budgets.rooms(devices)
-    if stays or mode != "tensor" or load.asked.shares or max(rooms) < _UNEVEN * min(rooms):
+    if stays or mode != "tensor" or load.asked.shares or max(rooms) <= _UNEVEN * min(rooms):
         return
     shares = tuple(float(max(1, round(_PARTS * room / max(rooms)))) for room in rooms)
     for way in _ways(load.under(mode, shares), machine, budgets, devices, places):

@@ -75,13 +75,15 @@ class Option:
 
 
 def options_of(
-    load: Load, machine: Machine, budgets: Budgets, lists: Sequence[tuple[Device, ...]], places: Sequence[Residency]
-) -> Iterator[Option]:
+    load: Load, machine: Machine, budgets: Budgets, lists: Sequence[tuple[Device, ...]], places: Sequence[Residency],
+    stays: bool = False,
+) -> Iterator[Option]:  # fmt: skip
     """All ways to place a component on some lists of devices under some budgets, those that do not fit left out.
 
-    ``places`` are those where weights may rest that were not told where. Several devices are left out where the fastest
-    of them takes all: what they leave of it to others counts when others have taken their part of the budgets. And they
-    are left out where the best way with more devices leaves out the others, or where even more have no room.
+    ``places`` are those where weights may rest that were not told where; a part of what does not fit on a device
+    ``stays`` there, if that is to be tried though the host's memory has room. Several devices are left out where the
+    fastest of them takes all: what they leave of it to others counts when others have taken their part of the budgets.
+    And they are left out where the best way with more devices leaves out the others, or where even more have no room.
     """
     alone: set[tuple[Device, Residency, bool]] = set()
     tried: dict[tuple[object, ...], list[tuple[tuple[Device, ...], Option | None]]] = defaultdict(list)
@@ -94,7 +96,7 @@ def options_of(
             for tiled in load.ways():
                 if (fastest, residency, tiled) in alone and not load.asked.devices:
                     continue
-                for amounts in _amounts(load, residency, devices, budgets):
+                for amounts in _amounts(load, residency, devices, budgets, Residency.DISK in places, stays):
                     alike = tried[residency, tiled, amounts]
                     if len(devices) > 1 and any(_is_settled(devices, *one) for one in alike):
                         continue
@@ -113,11 +115,14 @@ def _is_settled(devices: Sequence[Device], more: Sequence[Device], found: Option
     return [one for one in more if one in devices] == list(devices)
 
 
-def _amounts(load: Load, residency: Residency, devices: Sequence[Device], budgets: Budgets) -> list[Amounts]:
+def _amounts(
+    load: Load, residency: Residency, devices: Sequence[Device], budgets: Budgets, is_scarce: bool, stays: bool
+) -> list[Amounts]:
     """How much of weights that rest elsewhere may rest on the device, and of those on disk in the host's memory.
 
     Either is nothing, or parts of what may be used there; on the device also what the host has no room for. What rests
-    on the device is not brought for each picture, and needs no memory of the host.
+    on the device is not brought for each picture, and needs no memory of the host. That is tried where the host's
+    memory ``is_scarce``, and where ``stays`` of what is called more than once and does not fit there.
     """
     if load.asked.residency is not None:
         return [load.asked.amounts]
@@ -129,9 +134,9 @@ def _amounts(load: Load, residency: Residency, devices: Sequence[Device], budget
     if residency is not Residency.HOST:
         in_memory = parts_worth(load, [int(host * part) for part in _PARTS_IN_MEMORY])
     on_device = [0]
-    if len(devices) == 1:
-        slots = SLOTS * max((part.largest for part in load.chain.parts), default=0)
-        room = budgets.of(devices[0]) - load.chain.live - slots
+    free = budgets.of(devices[0]) - load.chain.live
+    if len(devices) == 1 and (is_scarce or (stays and free < load.nbytes and load.times > 1)):
+        room = free - SLOTS * max((part.largest for part in load.chain.parts), default=0)
         on_device = parts_worth(load, [0, *(int(room * part) for part in _PARTS_ON_DEVICE), load.nbytes - host + _MIB])
     return [Amounts(*both) for both in product(on_device, in_memory)]
 

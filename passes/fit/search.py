@@ -17,23 +17,25 @@ Constraints
     each component of the phase has alive there (`covering`).
 
 The ways are columns, and there is one for each budget under which a component may be placed. They are made as they are
-needed: first for all of the budgets, for what the quickest way of a component under each mode, and with each amount of
-weights that stay, leaves to others, for what is left when components are placed one after another by the partition
-alone, and for the proportional split; then, for what a solution leaves of the budgets to each component, until no
-component finds a better way. So a solution is never worse than the partition composed, nor than the proportional split,
-for these are among the columns.
+needed: first for all of the budgets, for what the quickest way of a component under each mode leaves to others, where
+its mode is to be found, for what is left when components are placed one after another by the partition alone, and for
+the proportional split; then, for what a solution leaves of the budgets to each component, until no component finds a
+better way; and on one card for parts of weights that stay there, and what each part leaves to others. So a solution is
+never worse than the partition composed, nor than the proportional split, for these are among the columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
+from ...compiler.spec.residency import Residency
 from .groups import groups_of
 from .machine import Machine
 from .options import Option, option, proportional
 from .solution import Solution, fits, left_for
 from .solver import solve
-from .trial import Trial, places_of
+from .trial import LAYER, Trial, places_of
 from .workload import Budgets, Load
 
 SLACK = 1.002
@@ -60,20 +62,13 @@ def search(
         columns[load.name] = list(trial.options(load, budgets))
         columns[load.name] += filter(None, (proportional(load, machine, budgets, one) for one in trial.several(load)))
     for load in loads:
-        for name, others in _beside(trial, load, columns[load.name]):
+        for name, others in _beside_modes(trial, load, columns[load.name]):
             columns[name] += others
     composed = compose(trial)
     for name, way in (composed.ways if composed else {}).items():
         columns[name].append(way)
-    best = _better(composed if composed and fits(composed, budgets) else None, solve(columns, budgets))
-    for _ in range(_ROUNDS if best else 0):
-        assert best is not None
-        for load in loads:
-            columns[load.name] += trial.options(load, left_for(load, best.ways, budgets))
-        found = solve(columns, budgets)
-        if found is None or found.seconds >= best.seconds * (1 - 1e-4):
-            break
-        best = found
+    first = _better(composed if composed and fits(composed, budgets) else None, solve(columns, budgets))
+    best = _with_parts(trial, columns, _in_rounds(trial, columns, first))
     if best is None:
         return None
     simple = _refined(solve(columns, budgets, best.seconds * SLACK) or best, loads, machine, budgets)
@@ -81,6 +76,19 @@ def search(
         spared = solve(columns, budgets, best.seconds * SPARED)
         return _on_fewer(simple, spared and _refined(spared, loads, machine, budgets))
     return simple
+
+
+def _in_rounds(trial: Trial, columns: Mapping[str, list[Option]], best: Solution | None) -> Solution | None:
+    """A solution, or a better one of ways for what it leaves to each component, which are put among the columns."""
+    for _ in range(_ROUNDS if best else 0):
+        assert best is not None
+        for load in trial.loads:
+            columns[load.name].extend(trial.options(load, left_for(load, best.ways, trial.budgets)))
+        found = solve(columns, trial.budgets)
+        if found is None or found.seconds >= best.seconds * (1 - 1e-4):
+            break
+        best = found
+    return best
 
 
 def _on_fewer(one: Solution, other: Solution | None) -> Solution:
@@ -91,24 +99,43 @@ def _on_fewer(one: Solution, other: Solution | None) -> Solution:
     return other if counts[1] < counts[0] else one
 
 
-def _beside(trial: Trial, load: Load, ways: Sequence[Option]) -> Iterator[tuple[str, list[Option]]]:
-    """The ways of other components beside the quickest way of one under each mode, and beside each amount that stays.
+def _with_parts(trial: Trial, columns: Mapping[str, list[Option]], best: Solution | None) -> Solution | None:
+    """A solution, or a better one in which the only card keeps a part of what does not fit there for good.
 
-    The best of all ways may leave others the room that such a way would take, in which nothing of it is tried again.
-    Small ones are placed first: they are hardly noticed, and large ones can do with what is left.
+    Others take what that leaves: small ones first, for they are hardly noticed, and large ones can do with the rest.
+    What is not computed in tiles by then is not so after it, for tiles change a picture.
     """
-    if load.name in trial.trifles:
-        return
-    slowest_first = sorted(ways, key=lambda one: -one.seconds)
-    quickest = {(way.mode, way.amounts.on_device): way for way in slowest_first}
-    others = sorted((other for other in trial.loads if other is not load), key=lambda one: one.nbytes)
-    for way in quickest.values():
+    cards = [one for one in trial.machine.devices if one != trial.machine.host and trial.budgets.of(one)]
+    if len(cards) != 1 or Residency.DISK in trial.places:
+        return best
+    whole = frozenset(name for name, way in (best.ways if best else {}).items() if not way.tiled)
+    for name in whole:
+        columns[name][:] = [way for way in columns[name] if not way.tiled]
+    trial = replace(trial, stays=True, whole=whole)
+    parted = [(load, way) for load in trial.loads for way in trial.options(load, trial.budgets) if way.amounts]
+    for load, way in parted:
+        columns[load.name].append(way)
         placed = {load.name: way}
-        for other in others:
-            found = list(trial.options(other, left_for(other, placed, trial.budgets)))
-            yield other.name, found
-            if found:
-                placed[other.name] = min(found, key=lambda one: one.seconds)
+        for other in sorted((one for one in trial.loads if one is not load), key=lambda one: one.nbytes):
+            ways = list(trial.options(other, left_for(other, placed, trial.budgets)))
+            columns[other.name].extend(ways)
+            if ways:
+                placed[other.name] = min(ways, key=lambda one: one.seconds)
+    return _in_rounds(trial, columns, _better(best, solve(columns, trial.budgets))) if parted else best
+
+
+def _beside_modes(trial: Trial, load: Load, ways: Sequence[Option]) -> Iterator[tuple[str, list[Option]]]:
+    """The ways of other components beside the quickest way of one under each mode, where its mode is to be found.
+
+    The best of all ways may leave others the room that a mode would take, in which nothing of it is tried again.
+    """
+    if not load.asked.chooses_mode or load.name in trial.trifles:
+        return
+    quickest = {way.mode: way for way in sorted(ways, key=lambda one: -one.seconds) if way.mode != LAYER}
+    for way in quickest.values():
+        for other in trial.loads:
+            if other is not load:
+                yield other.name, list(trial.options(other, left_for(other, {load.name: way}, trial.budgets)))
 
 
 def compose(trial: Trial) -> Solution | None:

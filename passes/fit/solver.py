@@ -57,7 +57,7 @@ class _Model:
         return np.array([way.seconds for way in self.ways] + [0.0] * len(self.places))
 
     def burdens(self) -> np.ndarray:
-        """What a way is to a person: each device behind the first, weights that rest elsewhere, tiles, the host.
+        """What a way is to a person: devices behind the first, weights that rest elsewhere, amounts, tiles, the host.
 
         Ties go to the first device of the rig, and to less memory.
         """
@@ -66,7 +66,7 @@ class _Model:
         for index, way in enumerate(self.ways):
             moved = way.residency is not Residency.DEVICE
             on_host = way.devices[0] == self.budgets.host
-            found[index] = 2 * (len(way.devices) - 1) + moved + way.tiled + on_host + bool(way.amounts)
+            found[index] = 2 * (len(way.devices) - 1) + moved + way.tiled + on_host + 2 * bool(way.amounts)
             found[index] += 0.01 * order[way.devices[0]]
             found[index] += 1e-6 * (sum(way.stays.values()) + sum(way.comes.values()) + way.host) / 2**30
         return found

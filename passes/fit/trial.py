@@ -26,7 +26,8 @@ TRIFLE = 0.01
 class Trial:
     """What a search is about: components, devices, budgets, the lists of devices to try, and where weights may rest.
 
-    ``groups`` are tried for components that devices are to compute together.
+    ``groups`` are tried for components that devices are to compute together, and ``stays`` says that weights are tried
+    on a device in part for good. What is named in ``whole`` is not computed in tiles.
     """
 
     loads: Sequence[Load]
@@ -36,11 +37,16 @@ class Trial:
     places: Sequence[Residency]
     groups: Sequence[tuple[Device, ...]] = ()
     only: Mapping[str, str] = field(default_factory=dict)
+    stays: bool = False
+    whole: frozenset[str] = frozenset()
 
     def options(self, load: Load, budgets: Budgets) -> Iterator[Option]:
         """The ways to place a component under some budgets: over groups where a mode was asked for that is of these."""
+        return (way for way in self._all_options(load, budgets) if not (way.tiled and load.name in self.whole))
+
+    def _all_options(self, load: Load, budgets: Budgets) -> Iterator[Option]:
         if not load.asked.seeks_group:
-            yield from options_of(load, self.machine, budgets, self.lists, self.places)
+            yield from options_of(load, self.machine, budgets, self.lists, self.places, self.stays)
             return
         if load.asked.chooses_mode:
             yield from self._quickest(load, budgets)
@@ -59,7 +65,7 @@ class Trial:
         lists = [one for one in self.lists if only in ("", _kind(one))]
         in_parts = list(self._in_parts(load, budgets)) if only in ("", LAYER) else []
         yield from in_parts
-        for way in options_of(load.by_layers, self.machine, budgets, lists, self.places):
+        for way in options_of(load.by_layers, self.machine, budgets, lists, self.places, self.stays):
             is_whole = len(way.devices) > 1 and way.residency is Residency.DEVICE
             if only in ("", LAYER if load.asked.devices else _kind(way.devices)) and not (in_parts and is_whole):
                 least = min(least, way.seconds if way.host <= budgets.of(budgets.host) else math.inf)

@@ -16,7 +16,7 @@ from dovetail.fitting.chosen import quicker
 from dovetail.fitting.decide import why_not_used
 from dovetail.passes.fit.choices import choices
 from dovetail.passes.fit.group_work import GroupWork, Work
-from dovetail.passes.fit.groups import MODES
+from dovetail.passes.fit.groups import MODES, quick_options
 from dovetail.passes.fit.plan import plan_of
 from dovetail.passes.fit.search import SPARED, _on_fewer, search
 from dovetail.passes.fit.solution import Solution, fits
@@ -178,6 +178,11 @@ def test_shares_by_memory_are_said_where_those_by_speed_do_not_fit() -> None:
     assert way.mode == "tensor"
     assert way.shares == (16.0, 6.0)
     assert plan_of(found, [one], given).settings["--tensor-split"] == "diffusion=16:6"
+
+
+def test_cards_on_which_others_leave_nothing_are_no_group() -> None:
+    one, on = component(tensor=0.9), machine(CARDS[:2])
+    assert not list(quick_options(one, on, budgets(0, 0), [CARDS[:2]], list(Residency), ["tensor"]))
 
 
 def test_what_takes_next_to_nothing_is_under_no_mode() -> None:

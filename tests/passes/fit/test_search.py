@@ -109,6 +109,20 @@ def test_weights_stay_on_one_device_as_far_as_others_can_do_with_what_is_left() 
     assert solution.seconds < sum(one.seconds for one in apart if one is not None)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_what_stays_in_part_makes_no_plan_slower(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(seed)
+    loads, on = random_pipeline(rng), machine((FAST, CPU), link=10 ** rng.uniform(7.0, 10.0))
+    given = Budgets({FAST: rng.choice([40, 60, 100, 150]) * MIB, CPU: 1000 * MIB}, CPU)
+    with_parts = search(loads, on, given)
+    monkeypatch.setattr("dovetail.passes.fit.search._with_parts", lambda trial, columns, best: best)
+    without = search(loads, on, given)
+    assert (with_parts is None) == (without is None)
+    if with_parts and without:
+        assert fits(with_parts, given)
+        assert with_parts.seconds <= without.seconds * SLACK
+
+
 def test_a_phase_that_needs_room_for_values_is_done_in_tiles() -> None:
     assert found(pipeline(), budgets(50, 0, 330)).ways["vae"].tiled
     assert not found(pipeline(), budgets(100, 0, 1000)).ways["vae"].tiled
