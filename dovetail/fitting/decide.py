@@ -317,8 +317,7 @@ def why_not_used(
             if plans is not None and other is not None:
                 plans.append(Other(_over(heavy, other.ways[heavy.name]), other.seconds))
         told[device in used, known[kind]].append(device)
-    how = "" if heavy.asked.chooses_mode else " by layers"
-    return [_said_of(devices, heavy.name, is_used, f"too{how} {why}") for (is_used, why), devices in told.items()]
+    return [_said_of(devices, heavy.name, is_used, f"too {why}") for (is_used, why), devices in told.items()]
 
 
 def _over(heavy: Load, way: Option) -> str:
@@ -360,10 +359,13 @@ def _found_with(
 
 def _why(device: Device, heavy: Load, solution: Solution, other: Solution | None, budgets: Budgets) -> str:
     """What a picture would take with a further device for a component, by the plan that was found so."""
-    way = other.ways[heavy.name] if other else None
-    if other is None or way is None:
-        return f"does not fit in its {format_bytes(budgets.of(device))}"
-    return f"would {_longer(other.seconds / solution.seconds)}" if device in way.devices else "would be no faster"
+    how = "" if heavy.asked.chooses_mode else "by layers "
+    if other is None:
+        return f"{how}does not fit in its {format_bytes(budgets.of(device))}"
+    way = other.ways[heavy.name]
+    if device not in way.devices:
+        return f"{how}would be no faster"
+    return f"by {'layers' if way.mode == 'layer' else way.mode} would {_longer(other.seconds / solution.seconds)}"
 
 
 _ALIKE = 0.03

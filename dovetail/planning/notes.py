@@ -10,18 +10,22 @@ from ..compiler.devices.rig import Rig
 from ..compiler.devices.speeds import LIKE, Speeds
 from ..compiler.states.parts import slot_bytes
 from ..compiler.units import format_bytes
+from ..fitting.decide import joined
 from ..quant.packing import packed_bytes
 from ..runtime.store.stored_weight import StoredWeight
 from .generation import Generation
 
 
 def staging_notes(generation: Generation) -> list[str]:
-    """For each device through which weights are streamed, how much of its values are the slots that they use."""
-    slots = {device: sum(slot_bytes(peak.call.program).get(device, ())) for device, peak in generation.peaks().items()}
+    """How much of the values of devices are slots through which weights are streamed; a line for those of one size."""
+    alike: dict[str, list[Device]] = defaultdict(list)
+    for device, peak in generation.peaks().items():
+        if nbytes := sum(slot_bytes(peak.call.program).get(device, ())):
+            alike[format_bytes(nbytes)].append(device)
     return [
-        f"values of {device} include {format_bytes(nbytes)} of staging slots, through which weights are streamed"
-        for device, nbytes in slots.items()
-        if nbytes
+        f"values of {joined(devices)} include {size} of staging slots{' each' if len(devices) > 1 else ''}, through "
+        "which weights are streamed"
+        for size, devices in alike.items()
     ]
 
 

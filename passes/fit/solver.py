@@ -59,12 +59,13 @@ class _Model:
     def burdens(self) -> np.ndarray:
         """What a way is to a person: devices behind the first, weights that rest elsewhere, amounts, tiles, the host.
 
-        Ties go to the first device of the rig, and to less memory.
+        What is read from files for each picture is more than what is from memory. Ties go to the first device of the
+        rig, and to less memory.
         """
         order = {device: index for index, device in enumerate(self.budgets.devices)}
         found = np.zeros(self.width)
         for index, way in enumerate(self.ways):
-            moved = way.residency is not Residency.DEVICE
+            moved = {Residency.DEVICE: 0.0, Residency.HOST: 1.0, Residency.DISK: 1.5}[way.residency]
             on_host = way.devices[0] == self.budgets.host
             found[index] = 2 * (len(way.devices) - 1) + moved + way.tiled + on_host + 2 * bool(way.amounts)
             found[index] += 0.01 * order[way.devices[0]]

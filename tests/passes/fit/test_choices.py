@@ -145,7 +145,7 @@ def test_a_card_that_costs_more_than_it_gives_is_left_out() -> None:
     assert found is not None
     assert (found.ways["diffusion"].mode, found.ways["diffusion"].devices) == ("sequence", CARDS[:3])
     (note,) = why_not_used(found, [one], on, given)
-    assert note.startswith("cuda3 is not used: splitting diffusion over it too would take ")
+    assert note.startswith("cuda3 is not used: splitting diffusion over it too by layers would take ")
 
 
 def test_a_card_that_gives_next_to_nothing_is_left_out_and_named() -> None:
@@ -155,7 +155,7 @@ def test_a_card_that_gives_next_to_nothing_is_left_out_and_named() -> None:
     assert [len(one.ways["diffusion"].devices) for one in ways if one] == [1, 1, 2]
     assert ways[1] is not None
     (note,) = why_not_used(ways[1], [hardly], on, given)
-    assert note == "cuda1 is not used: splitting diffusion over it too would be no faster"
+    assert note == "cuda1 is not used: splitting diffusion over it too by sequence would be no faster"
 
 
 def test_shares_by_memory_are_said_where_those_by_speed_do_not_fit() -> None:
