@@ -1,6 +1,6 @@
 """Calls over several devices that are interrupted, lack memory or fail: nothing is left, and the next one is right.
 
-Six tiny pipelines are compiled over two simulated devices, one for each way in which these compute. What happens to a
+Tiny pipelines are compiled over two simulated devices, one for each way in which these compute. What happens to a
 call is drawn by a seed: an interrupt at any moment of it, a device without room for it, an error in any of its
 operations, or another pipeline that is called at the same time. After it no thread is left, nothing is on its way, and
 the same pipeline paints its picture to the bit; then devices have in use what they had, and there are no more streams.
@@ -53,6 +53,15 @@ WAYS: dict[str, tuple[Callable[[], Made], dict[str, str]]] = {
     "layer": (flux, {}),
     "sequence": (flux, {"split_mode": "diffusion=sequence"}),
     "tensor": (flux, {"split_mode": "diffusion=tensor"}),
+    "weights that come": (
+        flux,
+        {
+            "split_mode": "diffusion=sequence",
+            "tensor_split": "diffusion=3:2",
+            "params_backend": "diffusion=cpu",
+            "max_vram": "sim0=1,sim1=0.0004",
+        },
+    ),
     "batch": (sd, {"split_mode": "diffusion=batch"}),
     "micro-batches": (sd, {"micro_batches": "diffusion=2"}),
     "turns": (_guided, {"split_mode": "diffusion=batch"}),
@@ -103,7 +112,7 @@ class Report:
 
 
 class Stress:
-    """Six compiled pipelines, or some of them, and what is drawn to happen to their calls.
+    """Compiled pipelines, all of them or some, and what is drawn to happen to their calls.
 
     Args:
         seed: of what is drawn.
