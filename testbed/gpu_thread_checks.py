@@ -74,7 +74,7 @@ def _late(chance: random.Random, seen: set[int]) -> Callable[[Device, int, Step]
     return around
 
 
-def _left_since(before: set[threading.Thread]) -> list[threading.Thread]:
+def left_since(before: set[threading.Thread]) -> list[threading.Thread]:
     """The threads that have come, but for those that bring weights, which end when they are idle."""
     new = set(threading.enumerate()) - before
     return [one for one in new if not one.name.startswith("dovetail-lane")]
@@ -108,7 +108,7 @@ def threads(cards: Sequence[str], calls: int = 20) -> str:
             assert most == len(cards), f"{name}: {most} threads issue to {len(cards)} devices"
             program.unload()
             found.append(name)
-    assert not _left_since(before), "threads are left"
+    assert not left_since(before), "threads are left"
     return f"{', '.join(found)}: {len(cards)} threads, {calls} calls with delays, the same bits"
 
 
@@ -129,7 +129,7 @@ def errors_in_threads(cards: Sequence[str]) -> str:
                 assert torch.equal(result(program, call), expected), f"{name}: other bits after an error on {device}"
             program.unload()
             found.append(name)
-    assert not _left_since(threads_before), "threads are left"
+    assert not left_since(threads_before), "threads are left"
     return f"{', '.join(found)}: an error on each device, nothing left, the same bits then"
 
 

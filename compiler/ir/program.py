@@ -177,8 +177,10 @@ class Program:
         sizes are not known. The main device of a row split computes all but products: to hand each of these over takes
         longer than to launch it.
         """
-        if self.symbols or IN_PARTS in self.facts:
-            return not self.symbols
+        if self.symbols:
+            return False
+        if IN_PARTS in self.facts:
+            return True
         groups = [placement_of(node).group for node in self.ops() if node.target not in MOVING]
         return 2 * sum(len(group) > 1 for group in groups) >= max(1, len(groups))
 

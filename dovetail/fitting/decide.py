@@ -322,8 +322,11 @@ def why_not_used(
 
 def _over(heavy: Load, way: Option) -> str:
     """Which devices a component is split over in another plan, and in which way."""
-    mode = {"layer": "by layers"}.get(way.mode, f"by {way.mode}")
-    return f"{heavy.name} over {joined(way.devices)}{f' {mode}' if len(way.devices) > 1 else ''}"
+    return f"{heavy.name} over {joined(way.devices)}{f' {_how(way)}' if len(way.devices) > 1 else ''}"
+
+
+def _how(way: Option) -> str:
+    return "by layers" if way.mode == "layer" else f"by {way.mode}"
 
 
 def _said_of(devices: Sequence[Device], heavy: str, is_used: bool, why: str) -> str:
@@ -365,7 +368,7 @@ def _why(device: Device, heavy: Load, solution: Solution, other: Solution | None
     way = other.ways[heavy.name]
     if device not in way.devices:
         return f"{how}would be no faster"
-    return f"by {'layers' if way.mode == 'layer' else way.mode} would {_longer(other.seconds / solution.seconds)}"
+    return f"{_how(way)} would {_longer(other.seconds / solution.seconds)}"
 
 
 _ALIKE = 0.03

@@ -109,10 +109,13 @@ def _with_parts(trial: Trial, columns: Mapping[str, list[Option]], best: Solutio
     if len(cards) != 1 or Residency.DISK in trial.places:
         return best
     whole = frozenset(name for name, way in (best.ways if best else {}).items() if not way.tiled)
+    trial = replace(trial, stays=True, whole=whole)
+    open_ones = [load for load in trial.loads if load.asked.residency is None]
+    parted = [(load, way) for load in open_ones for way in trial.options(load, trial.budgets) if way.amounts]
+    if not parted:
+        return best
     for name in whole:
         columns[name][:] = [way for way in columns[name] if not way.tiled]
-    trial = replace(trial, stays=True, whole=whole)
-    parted = [(load, way) for load in trial.loads for way in trial.options(load, trial.budgets) if way.amounts]
     for load, way in parted:
         columns[load.name].append(way)
         placed = {load.name: way}
@@ -121,7 +124,7 @@ def _with_parts(trial: Trial, columns: Mapping[str, list[Option]], best: Solutio
             columns[other.name].extend(ways)
             if ways:
                 placed[other.name] = min(ways, key=lambda one: one.seconds)
-    return _in_rounds(trial, columns, _better(best, solve(columns, trial.budgets))) if parted else best
+    return _in_rounds(trial, columns, _better(best, solve(columns, trial.budgets)))
 
 
 def _beside_modes(trial: Trial, load: Load, ways: Sequence[Option]) -> Iterator[tuple[str, list[Option]]]:

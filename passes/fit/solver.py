@@ -44,6 +44,9 @@ def solve(columns: Mapping[str, Sequence[Option]], budgets: Budgets, seconds: fl
 
 _UNIT = 2**20
 
+_MOVED = {Residency.DEVICE: 0.0, Residency.HOST: 1.0, Residency.DISK: 1.5}
+"""What it is to a person that weights rest somewhere, among the burdens."""
+
 
 class _Model:
     """The matrices of the program, in MiB: a column for each way, then one for the values of each phase and device."""
@@ -65,9 +68,9 @@ class _Model:
         order = {device: index for index, device in enumerate(self.budgets.devices)}
         found = np.zeros(self.width)
         for index, way in enumerate(self.ways):
-            moved = {Residency.DEVICE: 0.0, Residency.HOST: 1.0, Residency.DISK: 1.5}[way.residency]
             on_host = way.devices[0] == self.budgets.host
-            found[index] = 2 * (len(way.devices) - 1) + moved + way.tiled + on_host + 2 * bool(way.amounts)
+            found[index] = 2 * (len(way.devices) - 1) + way.tiled + on_host
+            found[index] += _MOVED[way.residency] + 2 * bool(way.amounts)
             found[index] += 0.01 * order[way.devices[0]]
             found[index] += 1e-6 * (sum(way.stays.values()) + sum(way.comes.values()) + way.host) / 2**30
         return found

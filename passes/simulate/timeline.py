@@ -127,7 +127,7 @@ class ClockWalk:
 
     def bringing(self) -> float:
         """The seconds of loading what stays for a phase."""
-        if not self.program.works_at_once:
+        if len(self.from_host) < 2 or not self.program.works_at_once:
             return sum(self.from_host.values()) + self.from_disk
         return self.speeds.bringing(self.program.rig.host, self.from_host) + self.from_disk
 
@@ -204,8 +204,7 @@ class ClockWalk:
 
     def load(self, load: Load) -> None:
         """Weights come from where each rests, when the lane and the slot are free."""
-        from_disk = sum(self.loading(name, load.device) for name in load.weights if self.is_on_disk(name))
-        from_host = sum(self.loading(name, load.device) for name in load.weights if not self.is_on_disk(name))
+        from_host, from_disk = self.loading(load)
         if load.lifetime is not Lifetime.STAGE:
             self.arrived[load] = 0.0
             if load.lifetime is Lifetime.PHASE:
@@ -218,13 +217,13 @@ class ClockWalk:
             f"loads to {load.device}", f"load {load.number}", ready, from_host + from_disk, roots
         )
 
-    def loading(self, name: str, device: Device) -> float:
-        """The seconds in which a weight comes from the host's memory or from disk."""
-        return self.pieces[name][0].nbytes / self.speeds.loading(device, self.is_on_disk(name))
-
-    def is_on_disk(self, name: str) -> bool:
-        """Whether a weight rests in its file."""
-        return self.program.residency.get(self.pieces[name][0].whole) is Residency.DISK
+    def loading(self, load: Load) -> tuple[float, float]:
+        """The seconds in which weights come from the host's memory, and those in which others come from disk."""
+        seconds = {False: 0.0, True: 0.0}
+        for weight in (self.pieces[name][0] for name in load.weights):
+            is_on_disk = self.program.residency.get(weight.whole) is Residency.DISK
+            seconds[is_on_disk] += weight.nbytes / self.speeds.loading(load.device, is_on_disk)
+        return seconds[False], seconds[True]
 
     def take(self, lane: str, what: str, ready: float, seconds: float, shared: Sequence[str] = ()) -> float:
         """Takes a lane for some seconds, from when it and the work are ready, and what others share; returns the end.

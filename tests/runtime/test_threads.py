@@ -18,6 +18,7 @@ from dovetail.runtime import sim
 from dovetail.runtime.executor import Executor
 from dovetail.runtime.sim import streams
 from dovetail.runtime.threads import turns_of
+from testbed.gpu_thread_checks import left_since
 from tests.laws.wide_modules import Attention, Gated, Stack
 
 DEVICES = "sim0&sim1&sim2"
@@ -46,8 +47,7 @@ def expected(compiled: dovetail.CompiledModule) -> torch.Tensor:
 def nothing_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
-    left = set(threading.enumerate()) - before
-    assert not [one for one in left if not one.name.startswith("dovetail-lane")]  # these end when they are idle
+    assert not left_since(before)
 
 
 def executor_of(compiled: dovetail.CompiledModule) -> Executor:
