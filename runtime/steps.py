@@ -23,10 +23,10 @@ Steps = Mapping[int, Step]
 def in_parts(send: SendBoxes, copy: Copy) -> Callable[[torch.Tensor, torch.Tensor], Coming]:
     """Starts to send boxes of a value into their places in memory on the target.
 
-    A box that does not lie together is packed on its own device first: the place has no room for what lies around it.
-    Then each is sent by itself, so that one is there at a time.
+    A box that does not lie as its place does is packed on its own device first: the place has no room for what lies
+    around it. Then each is sent by itself, so that one is there at a time.
     """
-    boxes = [(one, is_packed(copy.sent.node, copy.source, one.taken)) for one in copy.landings]
+    boxes = [(one, is_packed(copy.value.node, copy.source, copy.target, one)) for one in copy.landings]
 
     def start(value: torch.Tensor, memory: torch.Tensor) -> Coming:
         return send([one.taken.of(value) for one, _ in boxes], [one.into.of(memory) for one, _ in boxes])

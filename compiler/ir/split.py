@@ -16,7 +16,7 @@ from .boxes import Box, Landing, landings, zeros
 from .ops import RESHARD
 from .program import MOVING, Program, placement_of, state_of, tensors_of, value_of
 from .state import PARTIAL, Halo, Parted, State, States
-from .value import TensorType, Value, dense_stride, filled_stride, flat, ordered_stride
+from .value import TensorType, Value, dense_stride, filled_stride, flat, lies_together, ordered_stride
 
 _MANY = 2**15
 
@@ -176,32 +176,34 @@ def zeros_on(node: Node, device: Device) -> tuple[Box, ...]:
     return tuple(zeros(state_of(node), placement_of(node).group.index(device)))
 
 
-def is_packed(node: Node, device: Device, taken: Box) -> bool:
-    """Whether a box of what a device has of a value is packed to be sent, for it may not lie together there.
+def is_packed(transfer: Node, source: Device, target: Device, landing: Landing) -> bool:
+    """Whether a box that one device sends another of what is put together is packed first.
 
-    It is, where the value had gaps when it was traced: what devices have of it lies as their memory does.
+    It is not where it lies together: contiguous, or, as a view of other axes does, in the order in which its place
+    lies together too, so that it is copied as it lies. It is, where the value had gaps when it was traced: what devices
+    have of it lies as their memory does.
     """
-    (whole,), (part,) = flat(value_of(node)), flat(type_on(node, device))
+    sent = source_of(transfer)
+    (whole,), (part,), (made,) = flat(value_of(sent)), flat(type_on(sent, source)), flat(type_on(transfer, target))
     if whole.stride != filled_stride(whole):
         return True
-    has_all = all(isinstance(one, int) for one in part.stride)
-    strides = part.stride if has_all else dense_stride(part.sizes)
-    lengths, step = list(part.sizes), 1
-    for axis, _, length in taken.ranges:
-        lengths[axis] = length
-    for length, own in reversed(list(zip(lengths, strides, strict=True))):
-        if length != 1 and own != step:
-            return True
-        step *= length
-    return False
+    sizes = list(part.sizes)
+    for axis, _, length in landing.taken.ranges:
+        sizes[axis] = length
+    return not lies_together(sizes, _numbers(part), _numbers(made))
 
 
-def packed_bytes(node: Node, device: Device, boxes: Iterable[Box]) -> int:
-    """The most bytes of a box that is packed to be sent, of some boxes of what a device has of a value."""
-    (tensor,) = flat(type_on(node, device))
-    return round(
-        max((box.part(tensor.sizes) * tensor.nbytes for box in boxes if is_packed(node, device, box)), default=0)
-    )
+def _numbers(tensor: TensorType) -> list[int]:
+    """The strides of a tensor as numbers: those of a contiguous one where one of its own is an expression."""
+    has_all = all(isinstance(one, int) for one in tensor.stride)
+    return [one for one in (tensor.stride if has_all else dense_stride(tensor.sizes)) if isinstance(one, int)]
+
+
+def packed_bytes(transfer: Node, source: Device, target: Device, boxes: Iterable[Landing]) -> int:
+    """The most bytes of a box that is packed to be sent, of some that one device sends another."""
+    (tensor,) = flat(type_on(source_of(transfer), source))
+    packed = (one.taken for one in boxes if is_packed(transfer, source, target, one))
+    return round(max((box.part(tensor.sizes) * tensor.nbytes for box in packed), default=0))
 
 
 def bytes_sent(transfer: Node, source: Device, target: Device) -> float:

@@ -124,6 +124,22 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
     return True
 
 
+def lies_together(sizes: Sequence[int], stride: Sequence[int], place: Sequence[int]) -> bool:
+    """Whether a part of a tensor is copied to its place as it lies, one stretch of memory to another.
+
+    It is where it is contiguous, for the place may have gaps. In any other order of axes both fill their memory alike.
+
+    >>> lies_together((1, 2, 3), (9, 3, 1), (99, 5, 1)), lies_together((1, 2, 3), (9, 1, 2), (99, 1, 2))
+    (True, True)
+    >>> lies_together((1, 2, 3), (9, 1, 2), (99, 3, 1)), lies_together((1, 2, 3), (9, 1, 4), (99, 1, 4))
+    (False, False)
+    """
+    steps = [one for one in zip(sizes, stride, dense_stride(sizes), place, strict=True) if one[0] != 1]
+    if all(own == dense for _, own, dense, _ in steps):
+        return True
+    return all(own == there for _, own, _, there in steps) and is_dense(sizes, stride)
+
+
 def dense_in_order(shape: Sequence[int | str], order: Sequence[int]) -> tuple[int | str, ...]:
     """The strides of a tensor that fills memory of its own, with its axes in an order, outermost first."""
     steps = dict(zip(order, dense_stride([shape[axis] for axis in order]), strict=True))

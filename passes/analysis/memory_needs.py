@@ -264,13 +264,9 @@ class Count:
         """What a box takes that is packed to be sent, of which a device has one at a time."""
         step = self.handing.get(value, self.steps.get(value, 0))
         for source in members(self.program, value):
-            boxes = [
-                one.taken
-                for target in placement_of(node).group
-                if target != source
-                for one in landings_of(node, source, target)
-            ]
-            if packed := packed_bytes(value, source, boxes):
+            targets = [one for one in placement_of(node).group if one != source]
+            sent = (packed_bytes(node, source, one, landings_of(node, source, one)) for one in targets)
+            if packed := max(sent, default=0):
                 lives[source, node] = [packed, step, step]
 
 

@@ -59,7 +59,8 @@ class Usage:
 
 def _packed_bytes(copy: Copy) -> int:
     """The most bytes of a box of a copy that is packed to be sent; one is at a time."""
-    return packed_bytes(copy.sent.node, copy.source, (one.taken for one in copy.landings if copy.source != copy.target))
+    boxes = copy.landings if copy.source != copy.target else ()
+    return packed_bytes(copy.value.node, copy.source, copy.target, boxes)
 
 
 def simulate_at(program: Program, symbols: Mapping[str, int]) -> dict[Device, Usage]:

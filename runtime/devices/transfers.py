@@ -20,6 +20,7 @@ from typing import Protocol
 
 import torch
 
+from ...compiler.ir.value import lies_together
 from .accelerator import Accelerator, Event, accelerator_of
 from .fork import renew_after_fork
 from .wrapped import is_wrapped, rewrapped
@@ -98,6 +99,11 @@ def _check_place(place: torch.Tensor, part: torch.Tensor) -> None:
         )
 
 
+def _lies_together(part: torch.Tensor, place: torch.Tensor) -> bool:
+    """Whether a part is copied to its place as it lies, which neither device takes memory for."""
+    return part.is_contiguous() or lies_together(part.shape, part.stride(), place.stride())
+
+
 def fence(done: Event, source: torch.device) -> None:
     """Lets a device that sent a value go on only when the copy, whose event is given, has read it."""
     here = accelerator_of(source)
@@ -108,16 +114,16 @@ def start_copy(value: torch.Tensor, target: torch.device, into: torch.Tensor | N
     """Starts to copy a value to a device, with its size and strides; what is there already is not copied.
 
     It lands in memory of its own, or ``into`` a part of what is there: at once, or when it is waited for, if that part
-    is in host memory, where a copy that is not dense would block the host, or the value is not contiguous and would be
-    gathered in host memory on its way. The value may be freed at once, and so may what it lands in: memory on a device
-    is used again when the copy is done. Pinned host memory is read until `Arrival.settle` returns.
+    is in host memory, where a copy that is not dense would block the host, or the value does not lie as its place does
+    and would be gathered in host memory on its way. The value may be freed at once, and so may what it lands in: memory
+    on a device is used again when the copy is done. Pinned host memory is read until `Arrival.settle` returns.
     """
     here, there = accelerator_of(value.device), accelerator_of(target)
     if value.device == target:
         return Arrival(value, there)
     if into is not None:
         _check_place(into, value)
-    if into is not None and (there.is_host or not value.is_contiguous()):
+    if into is not None and (there.is_host or not _lies_together(value, into)):
         coming = start_copy(value, target)
         return Arrival(coming._value, there, coming.done, into)
     if here.probe_bytes and there.probe_bytes and not copies_arrive(here, there):
@@ -130,11 +136,11 @@ def start_copies(
 ) -> Arrival | Arrivals:
     """Starts to copy boxes of a value into their places in memory that is there; see `start_copy`.
 
-    Boxes that can land at once follow each other on the side streams, and one event tells of all: what is awaited and
-    recorded for a copy takes longer than a copy of few bytes.
+    Boxes that can land at once, as they lie, follow each other on the side streams, and one event tells of all: what is
+    awaited and recorded for a copy takes longer than a copy of few bytes.
     """
     here, there = accelerator_of(boxes[0].device), accelerator_of(target)
-    lands = boxes[0].device != target and not there.is_host and all(box.is_contiguous() for box in boxes)
+    lands = boxes[0].device != target and not there.is_host and all(map(_lies_together, boxes, places))
     if not lands or (here.probe_bytes and there.probe_bytes and not copies_arrive(here, there)):
         return Arrivals([start_copy(box, target, place) for box, place in zip(boxes, places, strict=True)])
     for box, place in zip(boxes, places, strict=True):

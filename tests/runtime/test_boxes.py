@@ -37,7 +37,9 @@ def test_one_packed_box_is_there_at_a_time(pictures: int, clean_sims: None, monk
     crossing = [one for one in compiled.schedule.flat() if isinstance(one, Copy) and one.source != one.target]
     several = [one for one in crossing if len(one.landings) > 1]
     assert several
-    packed = [one for one in several if any(is_packed(one.sent.node, one.source, box.taken) for box in one.landings)]
+    packed = [
+        one for one in several if any(is_packed(one.value.node, one.source, one.target, box) for box in one.landings)
+    ]
     sent: list[int] = []
     start_copies = transport.start_copies
 
