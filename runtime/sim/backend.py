@@ -52,6 +52,7 @@ def enable(capacities: Mapping[int, int] | None = None) -> None:
             flex.install()
             HANDLERS.update(dict.fromkeys(_OF_SEVERAL, _one_by_one))
             _libraries.append(_register_kernels())
+            HANDLERS[torch.ops.aten.to.dtype] = _cast
     set_capacities(capacities or {})
 
 
@@ -138,6 +139,14 @@ def _returns_tensors(func: OpOverload) -> bool:
 
 def _take_apart(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
     return func.decompose(*args, **kwargs)
+
+
+def _cast(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Runs `to` with a dtype; what it is made of is known where it says nothing else, as in most models' casts."""
+    if len(args) != 2 or kwargs:
+        return func.decompose(*args, **kwargs)
+    tensor, dtype = args
+    return tensor if tensor.dtype == dtype else dispatch(torch.ops.aten._to_copy.default, (tensor,), {"dtype": dtype})
 
 
 def _create(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -63,7 +63,7 @@ def _copy_within(func: OpOverload, source: SimTensor, target: SimTensor) -> SimT
     """Copies into a part of a buffer of the same device: what else lies in the buffer may be on its way meanwhile."""
     stream = current_stream(target.device)
     stream.launch()
-    target._buffer.device.count(ops=1)
+    target._buffer.device.count_op()
     source._buffer.read(stream, func)
     target._buffer.write(stream, func, region_of(target._inner))
     target._inner.copy_(source._inner)

@@ -34,6 +34,12 @@ class SimStats:
     bytes_out: int
 
 
+class _Own(threading.local):
+    """What a thread has of a device: in how many stretches of uncounted work it is; what others do meanwhile counts."""
+
+    uncounted = 0
+
+
 class SimDevice:
     """One simulated device: its capacity and its counters."""
 
@@ -44,16 +50,7 @@ class SimDevice:
         self.default = default_stream(index)
         self._in_use = self.peak = self.recent = self.ops = self.bytes_in = self.bytes_out = 0
         self.lock = threading.RLock()
-        self._own = threading.local()
-
-    @property
-    def uncounted(self) -> int:
-        """In how many stretches of uncounted work this thread is; what other threads do meanwhile counts."""
-        return getattr(self._own, "uncounted", 0)
-
-    @uncounted.setter
-    def uncounted(self, depth: int) -> None:
-        self._own.uncounted = depth
+        self.own = _Own()
 
     @property
     def in_use(self) -> int:
@@ -67,26 +64,31 @@ class SimDevice:
         self._check(size)
 
     def _check(self, size: int) -> None:
-        if not self.uncounted and self._in_use + size > self.capacity:
+        if self._in_use + size > self.capacity and not self.own.uncounted:
             raise torch.OutOfMemoryError(
                 f"sim{self.index} is out of memory: asked for {_text(size)}, but {_text(self._in_use)} of its "
                 f"{_text(self.capacity)} are in use"
             )
 
-    def count(self, *, ops: int = 0, bytes_in: int = 0, bytes_out: int = 0) -> None:
-        """Counts operations and bytes that are copied, which several threads may do at once."""
-        if self.uncounted:
+    def count_op(self) -> None:
+        """Counts an operation, which several threads may do at once."""
+        if not self.own.uncounted:
+            with self.lock:
+                self.ops += 1
+
+    def count(self, *, bytes_in: int = 0, bytes_out: int = 0) -> None:
+        """Counts bytes that are copied, which several threads may do at once."""
+        if self.own.uncounted:
             return
         with self.lock:
-            self.ops += ops
             self.bytes_in += bytes_in
             self.bytes_out += bytes_out
 
     def take(self, buffer: Buffer, size: int) -> None:
         """Counts a buffer as in use, which has so many bytes."""
-        self.require(size)
+        sweep()
         with self.lock:
-            self._check(size)  # another thread may have taken some meanwhile
+            self._check(size)
             used = self._in_use + size
             self.peak, self.recent = max(self.peak, used), max(self.recent, used)
             self._in_use, buffer.size = used, size  # an interrupt finds both or none
@@ -124,7 +126,7 @@ class Buffer:
     def hold(self, nbytes: int) -> Hold:
         """Counts its bytes as in use, until the hold that is returned is gone."""
         hold = Hold(self._leave)
-        if not self.device.uncounted:
+        if not self.device.own.uncounted:
             self.device.take(self, nbytes)
         return hold
 
@@ -289,11 +291,11 @@ def reset_stats(device: DeviceLike = None) -> None:
 def uncounted(device: DeviceLike = None) -> Iterator[None]:
     """Keeps what this thread does on a device meanwhile out of its counters and of its capacity."""
     one = device_of(device)
-    one.uncounted += 1
+    one.own.uncounted += 1
     try:
         yield
     finally:
-        one.uncounted -= 1
+        one.own.uncounted -= 1
 
 
 def _text(size: int) -> str:

@@ -174,7 +174,7 @@ def compute(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
     where, target = _place(func, operands, traits, args, kwargs)
     stream = _chosen.streams.get(where.index) or where.default
     stream.launch()
-    where.count(ops=1)
+    where.count_op()
     if traits.writes:
         _note_reads(func, operands, stream)
         _note_writes(func, traits, args, kwargs, stream)
@@ -182,9 +182,14 @@ def compute(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
     if kwargs and kwargs.get("generator") is not None:
         require_generator_of(where.device, kwargs["generator"])
     run: Callable[..., Any] = func
-    if traits.turns or any(_is_special(operand._inner) for operand in operands if type(operand) is SimTensor):
+    is_special, is_coming = traits.turns, False
+    for one in operands:
+        if type(one) is SimTensor:
+            is_special = is_special or _is_special(one._inner)
+            is_coming = is_coming or bool(one._buffer.coming)
+    if is_special:
         run = functools.partial(_from_the_top, func)
-    if any(operand._buffer.coming for operand in operands if type(operand) is SimTensor):
+    if is_coming:
         run = functools.partial(_after_arrivals, run, operands, traits.may_view)
     result = run(*inner_args, **inner_kwargs)
     if traits.reshapes:
