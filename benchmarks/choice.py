@@ -9,7 +9,8 @@ holds the model, or the fastest one where cards differ, with the floor, if there
 at least 4000 tokens on equal cards; where a call has the two halves of guidance they are those of the halves on two
 cards. Exchanges are added to computing, and not hidden behind it; "overlapped" has them hidden as far as the order of
 the schedule has it, and counts the copies of inputs besides, where all weights stay on the cards. "Of at most" is what
-cards could reach that exchange nothing: each starts all operations of its part, which no card does for another. The
+cards could reach that exchange nothing: each starts all operations of its part, which no card does for another.
+"Without starts" leaves the starts of operations out on both sides, so that computing and bytes alone are compared. The
 last lines say where the choice is more than 2 % behind the best mode, or slower than the best single card: then the
 exit code is 1.
 
@@ -153,13 +154,15 @@ def _doubled(value: Any) -> Any:
 class Row:
     """What was found of a model on a rig, in seconds of a picture of some steps.
 
-    ``held`` are those of the fastest card if it holds all, ``least`` those of cards that share out all computing and
-    exchange nothing, and ``overlapped`` those of the choice with exchanges hidden, None where nothing is exchanged.
+    ``held`` are those of the fastest card if it holds all, in ``starts`` of which it starts operations. ``least`` are
+    those of cards that share out all computing and exchange nothing, and ``overlapped`` those of the choice with
+    exchanges hidden, None where nothing is exchanged.
     """
 
     name: str
     rig: str
     held: float
+    starts: float
     least: float
     chosen: str
     seconds: float
@@ -180,6 +183,16 @@ class Row:
         is_half = self.name in HALVES and len(RIGS[self.rig].cards) == 2 and RIGS[self.rig].cards[0][1] == WHOLE
         return HALF if given and is_half else given
 
+    @property
+    def times(self) -> float:
+        """How many times quicker the choice is than one card that holds the model."""
+        return self.held / self.seconds
+
+    @property
+    def without_starts(self) -> float:
+        """The same of computing and bytes alone: each card starts as many operations as one alone does."""
+        return (self.held - self.starts) / (self.seconds - self.starts)
+
     def faults(self) -> Iterator[str]:
         """Where the choice is not the best."""
         best = min((one for one in self.choices if one.seconds is not None), key=lambda one: one.seconds or 0.0)
@@ -192,12 +205,11 @@ class Row:
         known = {one.mode: one.seconds for one in self.choices if one.seconds is not None}
         said = {mode: f"{seconds / self.steps:.3f}" for mode, seconds in known.items()}
         cells = " ".join(f"{said.get(mode, '-'):>{max(8, len(shown))}}" for mode, shown in HEADS.items())
-        times = self.held / self.seconds
-        floor = "" if self.floor is None else f" floor {self.floor:g}{'' if times >= self.floor else ': BELOW'}"
-        most = f" of at most {self.held / self.least:.2f}x"
+        floor = "" if self.floor is None else f" floor {self.floor:g}{'' if self.times >= self.floor else ': BELOW'}"
+        most = f" of at most {self.held / self.least:.2f}x, {self.without_starts:.2f}x without starts"
         hidden = f"{self.held / self.overlapped:5.2f}x overlapped" if self.overlapped else " " * 17
         return (
-            f"{self.rig:19} {cells} {self.seconds / self.steps:8.3f} {times:5.2f}x {hidden}{most}{floor:18} "
+            f"{self.rig:19} {cells} {self.seconds / self.steps:8.3f} {self.times:5.2f}x {hidden}{most}{floor:18} "
             f"{self.took:5.1f} s  {self.chosen}"
         )
 
@@ -217,10 +229,12 @@ def found(model: Model, title: str) -> Row:
     took, way = time.process_time() - started, solution.ways[name]
     each = list(choices(loads, solution, machine, budgets))
     chosen = f"{way.mode if len(way.devices) > 1 else ALONE} {'&'.join(map(str, way.devices))} {way.residency.value}"
-    held, least = min(_held(loads[0], machine)), _shared_out(loads[0], machine)
+    held, computing = _held(loads[0], machine), _held(loads[0], machine, launch=0.0)
+    starts = min(held) - min(computing)
+    least = starts + 1 / sum(1 / one for one in computing)
     hidden = _hidden(model, request, way)
     overlapped = hidden and solution.seconds * hidden
-    return Row(name, title, held, least, chosen, solution.seconds, overlapped, each, model.steps, took)
+    return Row(name, title, min(held), starts, least, chosen, solution.seconds, overlapped, each, model.steps, took)
 
 
 def _hidden(model: Model, request: Request, way: Option) -> float | None:
@@ -239,13 +253,6 @@ def _held(load: Load, machine: Machine, **other: float) -> list[float]:
     """The seconds of a call on each card, if that holds all weights; at ``other`` speeds than it has."""
     speeds = [replace(machine.speeds[device], **other) for device in machine.devices if device != machine.host]
     return [load.times * load.called(False)[0].seconds(speed) for speed in speeds]
-
-
-def _shared_out(load: Load, machine: Machine) -> float:
-    """The least seconds of a call that all cards share out: each computes its part, and starts all operations."""
-    computing = _held(load, machine, launch=0.0)
-    starting = min(_held(load, machine)) - min(computing)
-    return 1 / sum(1 / one for one in computing) + starting
 
 
 def main() -> None:
@@ -268,8 +275,10 @@ def main() -> None:
         del model
         gc.collect()
     faults = [fault for row in rows for fault in row.faults()]
-    below = sum(row.floor is not None and row.held / row.seconds < row.floor for row in rows)
-    print(f"\nbelow their floor: {below or 'none'}", *(faults or ["auto is nowhere behind"]), sep="\n")
+    below = [row for row in rows if row.floor is not None and row.times < row.floor]
+    still = sum(row.without_starts < (row.floor or 0.0) for row in below)
+    print(f"\nbelow their floor: {len(below)}, without starts {still}")
+    print(*(faults or ["auto is nowhere behind"]), sep="\n")
     sys.exit(bool(faults))
 
 
