@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from ..compiler.errors import UsageError
@@ -38,9 +40,12 @@ def exchanged(scheduler: Any, name: str) -> Any:
     wanted, changes = _METHODS.get(name.lower(), (name, {}))
     found = next((cls for own, cls in sorted(known.items()) if _plain(own) == _plain(wanted)), None)
     if found is None and not any(_plain(one) == _plain(wanted) for one in dir(diffusers) if one.endswith("Scheduler")):
-        raise UsageError(f"no scheduler is called {name}; what can be taken: {', '.join(sorted(known))}")
+        words = _words(known)
+        near = difflib.get_close_matches(name.lower(), words, 1)
+        hint = f", did you mean {near[0]}?" if near else ";"
+        raise UsageError(f"no scheduler is called {name}{hint} what can be taken: {', '.join(words)}")
     if found is None:
-        others = ", ".join(sorted(set(known) - {type(scheduler).__name__})) or "none"
+        others = ", ".join(_words(set(known) - {type(scheduler).__name__})) or "none"
         raise UsageError(f"--scheduler {name} cannot take the place of {type(scheduler).__name__}; what can: {others}")
     return found.from_config(scheduler.config, **changes)
 
@@ -56,6 +61,12 @@ def _compatible(scheduler: Any) -> list[Any]:
         return [type(scheduler), *scheduler.compatibles]
     flow = [getattr(diffusers, name) for name in dir(diffusers) if name.startswith(_FLOW)]
     return [one for one in flow if "sigmas" in inspect.signature(one.set_timesteps).parameters]
+
+
+def _words(classes: Iterable[str]) -> list[str]:
+    """What classes are called for short, and the methods that they carry out."""
+    plain = {_plain(one) for one in classes}
+    return sorted(plain | {method for method, (name, _) in _METHODS.items() if _plain(name) in plain})
 
 
 def _plain(name: str) -> str:

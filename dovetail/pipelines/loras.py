@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..compiler.checkpoints.safetensors_header import read_safetensors
 from ..compiler.errors import UsageError
 from ..compiler.spec.residency import Residency
 from ..components.component import Component
@@ -24,7 +25,7 @@ def apply_loras(handle: CompiledPipeline, loras: Sequence[Lora], mode: str = "au
     """Loads LoRAs into a compiled pipeline and makes them active together; merges them, or leaves them beside.
 
     ``auto`` merges into the weights of a component that are dense, resident and on one device each; into others the
-    LoRA stays beside the weights. Raises UsageError, after which no LoRA is loaded.
+    LoRA stays beside the weights. Raises UsageError, or WeightError for a damaged file; no LoRA is loaded then.
     """
     check_mode(mode)
     if not loras:
@@ -55,6 +56,8 @@ def _load(handle: CompiledPipeline, lora: Lora) -> str:
     if not lora.pickled:
         refuse_pickle(place)
         where["use_safetensors"] = True
+    if place.is_file() and place.suffix == ".safetensors":
+        read_safetensors(place)  # which says of a damaged file what it says of one of other weights
     try:
         with libraries.quiet_lora_loading():
             pipe.load_lora_weights(str(place.parent if place.is_file() else place), adapter_name=name, **where)

@@ -141,7 +141,7 @@ def test_a_scheduler_is_found_by_the_names_that_people_type(own: Any, name: str,
 
 
 def test_a_scheduler_of_another_family_is_refused_with_those_that_fit() -> None:
-    with pytest.raises(UsageError, match=r"ddim cannot take the place .* what can: FlowMatchLCMScheduler"):
+    with pytest.raises(UsageError, match=r"ddim cannot take the place .* what can: lcm"):
         exchanged(diffusers.FlowMatchEulerDiscreteScheduler(), "ddim")
 
 
@@ -210,7 +210,8 @@ def test_a_mask_without_a_picture_and_files_that_are_not_there_are_refused(tmp_p
         (["--strength", 0.5], "give that picture with --image"),
         (["--control-strength", 1], "give it with --control-image"),
         (["--fps", 8], "FluxPipeline makes no video"),
-        (["--scheduler", "blah"], "no scheduler is called blah"),
+        (["--scheduler", "blah"], "no scheduler is called blah; what can be taken: euler, lcm"),
+        (["--scheduler", "eulr"], "no scheduler is called eulr, did you mean euler? what can be taken: euler, lcm"),
         (["--negative-prompt", "blue", "--cfg-scale", 1], "only with --cfg-scale above 1"),
         (["-p", "another"], "two prompts were given"),
         (["--guidance", "nan"], "--guidance takes a number, and nan is none to compute with"),
