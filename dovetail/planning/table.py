@@ -222,7 +222,9 @@ class Account:
 
         The warnings are left out where somebody has ``warned`` before.
         """
-        takes = f"a picture takes {seconds_text(self.seconds, self.spread)} s {self.once}{self._took()}"
+        known = self.generation.picture.words()
+        what = f"a picture ({', '.join(known)})" if known else "a picture"
+        takes = f"{what} takes {seconds_text(self.seconds, self.spread)} s {self.once}{self._took()}"
         warnings = () if warned else (f"warning: {one}" for one in self.warnings)
         quicker = [] if self.quicker is None else [str(self.quicker)]
         cards = sum(not one.is_host for one in self.generation.peaks())
