@@ -175,12 +175,15 @@ class Speeds:
         no quicker than the host reads its memory, where that reads faster than to one of them.
         """
         lanes: defaultdict[object, float] = defaultdict(float)
-        most = max((self[device].link for device in seconds), default=0.0)
         for device, own in seconds.items():
             for lane in (device, *self.lanes(host, device)):
                 lanes[lane] += own
-            lanes[""] += own * self[device].link / max(most, self[host].bandwidth)
+            lanes[""] += own * self.of_memory(host, device)
         return max(lanes.values(), default=0.0)
+
+    def of_memory(self, host: Device, device: Device) -> float:
+        """The part of what the host reads its memory by that a load to a device takes; all where its link is faster."""
+        return min(1.0, self[device].link / self[host].bandwidth)
 
     def spread(self, devices: Iterable[Device]) -> float:
         """The part of a time on some devices that it may be off by; 0 where all of them were measured."""

@@ -180,8 +180,9 @@ def is_packed(transfer: Node, source: Device, target: Device, landing: Landing) 
     """Whether a box that one device sends another of what is put together is packed first.
 
     It is not where it lies together: contiguous, or, as a view of other axes does, in the order in which its place
-    lies together too, so that it is copied as it lies. It is, where the value had gaps when it was traced: what devices
-    have of it lies as their memory does.
+    lies together too, so that it is copied as it lies. That is known of a view of what a contiguous tensor was made in;
+    other orders of axes are those that a caller's tensors have, and may be others in the next call. It is packed, where
+    the value had gaps when it was traced: what devices have of it lies as their memory does.
     """
     sent = source_of(transfer)
     (whole,), (part,), (made,) = flat(value_of(sent)), flat(type_on(sent, source)), flat(type_on(transfer, target))
@@ -190,13 +191,28 @@ def is_packed(transfer: Node, source: Device, target: Device, landing: Landing) 
     sizes = list(part.sizes)
     for axis, _, length in landing.taken.ranges:
         sizes[axis] = length
-    return not lies_together(sizes, _numbers(part), _numbers(made))
+    contiguous = _numbers(dense_stride(sizes), sizes)
+    place = _numbers(made.stride, made.sizes) if _views_contiguous(sent) else contiguous
+    return not lies_together(sizes, _numbers(part.stride, part.sizes), place)
 
 
-def _numbers(tensor: TensorType) -> list[int]:
+def _views_contiguous(node: Node) -> bool:
+    """Whether a value is, or views, what an operation has made, and made contiguous when it was traced."""
+    (made,) = tensors_of(node)
+    while viewed := _operands_in(made.storage, node):
+        node, made = viewed[0]
+    return node.op != "placeholder" and made.stride == dense_stride(made.shape)
+
+
+def _operands_in(storage: int, node: Node) -> list[tuple[Node, TensorType]]:
+    """The operands of a node that lie in some memory, with a tensor of each that does."""
+    return [(one, had) for one in node.all_input_nodes for had in tensors_of(one) if had.storage == storage]
+
+
+def _numbers(stride: Sequence[int | str], sizes: Sequence[int]) -> list[int]:
     """The strides of a tensor as numbers: those of a contiguous one where one of its own is an expression."""
-    has_all = all(isinstance(one, int) for one in tensor.stride)
-    return [one for one in (tensor.stride if has_all else dense_stride(tensor.sizes)) if isinstance(one, int)]
+    has_all = all(isinstance(one, int) for one in stride)
+    return [one for one in (stride if has_all else dense_stride(sizes)) if isinstance(one, int)]
 
 
 def packed_bytes(transfer: Node, source: Device, target: Device, boxes: Iterable[Landing]) -> int:

@@ -104,7 +104,7 @@ def _copying(node: Node, device: Device, call: Local) -> Local:
     target, args, kwargs = call
     (found,) = flat(type_on(node, device))
     if name_of(node) == "contiguous":
-        return torch.ops.aten.clone.default, args[:1], {"memory_format": torch.contiguous_format}
+        return torch.ops.aten.clone.default, args[:1], {"memory_format": torch.contiguous_format, **kwargs}
     if not all(isinstance(size, int) for size in found.shape):
         return target, args, kwargs
     return torch.ops.aten._reshape_copy.default, (args[0], list(found.shape)), {}

@@ -41,8 +41,9 @@ def exchanged(scheduler: Any, name: str) -> Any:
     found = next((cls for own, cls in sorted(known.items()) if _plain(own) == _plain(wanted)), None)
     if found is None and not any(_plain(one) == _plain(wanted) for one in dir(diffusers) if one.endswith("Scheduler")):
         words = _words(known)
-        near = difflib.get_close_matches(name.lower(), words, 1)
-        hint = f", did you mean {near[0]}?" if near else ";"
+        every = {one.lower(): one for one in (*known, *words)}
+        near = difflib.get_close_matches(name.lower(), every, 1)
+        hint = f", did you mean {every[near[0]]}?" if near else ";"
         raise UsageError(f"no scheduler is called {name}{hint} what can be taken: {', '.join(words)}")
     if found is None:
         others = ", ".join(_words(set(known) - {type(scheduler).__name__})) or "none"

@@ -6,7 +6,7 @@ pieces it began after. The longest path through that graph is as long as the cal
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -119,13 +119,13 @@ class _Causes(ClockWalk):
         if load.lifetime is Lifetime.STAGE:
             self.by[load] = self.by[f"loads to {load.device}"]
 
-    def take(self, lane: str, what: str, ready: float, seconds: float, shared: Sequence[str] = ()) -> float:
+    def take(self, lane: str, what: str, ready: float, seconds: float, shared: Mapping[str, float]) -> float:
         """A lane does one thing after another, and so does what others share, which is a piece of work for each."""
         own = self.begin(lane, (*self.begins_after, lane, *shared))
         self.work[own].seconds = seconds
-        for one in shared:
+        for one, its in shared.items():
             self.by[one] = self.begin(lane, (*self.begins_after, one))
-            self.work[-1].seconds = seconds
+            self.work[-1].seconds = its
         self.by[lane] = own
         return super().take(lane, what, ready, seconds, shared)
 

@@ -4,11 +4,12 @@ One walk over the instructions, in the order in which they take effect. Each dev
 another. Beside it a lane brings weights to it, one load after another in the order of the schedule, and the copies
 from one device to another follow each other on a lane of their own. All copies out of a device share what it sends by,
 and all into it what it receives by (`Speeds.taken`); devices of one root share their way to the host, and that from it:
-each takes its seconds there, and has passed when all of these are over. What is copied can be read a latency later. A
-load begins where it stands, as soon as its lane is free and the slot that it lands in was
-released: on a device that is launched from the host that may be long before the operations that were issued earlier
-have run. On the host, and on simulated devices, which compute as they are issued, it is not; but simulated devices of a
-group, which are issued from a thread each, count as the cards that they stand for.
+each takes its seconds there, and has passed when all of these are over. All loads share the bandwidth of the host's
+memory, and the one disk. What is copied can be read a latency later. A load begins where it stands, as soon as its lane
+is free and the slot that it lands in was released: on a device that is launched from the host that may be long before
+the operations that were issued earlier have run. On the host, and on simulated devices, which compute as they are
+issued, it is not; but simulated devices of a group, which are issued from a thread each, count as the cards that they
+stand for.
 
 What stays for the program is there already. What stays for a phase is counted apart (`Timeline.bringing`), for it comes
 once and not in every step: to one device after another, or to those at once that are issued to from a thread each, but
@@ -18,7 +19,7 @@ from the one disk.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch.fx import Node
@@ -32,6 +33,9 @@ from ...compiler.spec.residency import Residency
 from ...compiler.states.parts import pieces
 from ..analysis.memory_needs import arriving
 from .cost import OpCost, cost_of
+
+_MEMORY, _DISK = "the host's memory", "the disk"
+"""What all loads share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +202,7 @@ class ClockWalk:
             return
         made = max(self.computed[copy.source], self.issued)
         seconds = nbytes / self.speeds.crossing(copy.source, copy.target)
-        shared = self.speeds.taken(copy.source, copy.target)
+        shared = dict.fromkeys(self.speeds.taken(copy.source, copy.target), seconds)
         passed = self.take(f"{copy.source} to {copy.target}", str(copy.sent), made, seconds, shared)
         self.arrived[copy] = passed + self.speeds.latency
 
@@ -212,10 +216,12 @@ class ClockWalk:
                 self.from_disk += from_disk
             return
         ready = max(self.issued, self.slots[load.device, load.slot])
-        roots = self.speeds.lanes(self.program.rig.host, load.device)
-        self.arrived[load] = self.take(
-            f"loads to {load.device}", f"load {load.number}", ready, from_host + from_disk, roots
-        )
+        seconds = from_host + from_disk
+        host = self.program.rig.host
+        shared = dict.fromkeys(self.speeds.lanes(host, load.device), seconds)
+        shared |= {_MEMORY: from_host * self.speeds.of_memory(host, load.device), _DISK: from_disk}
+        lane, what = f"loads to {load.device}", f"load {load.number}"
+        self.arrived[load] = self.take(lane, what, ready, seconds, {one: its for one, its in shared.items() if its})
 
     def loading(self, load: Load) -> tuple[float, float]:
         """The seconds in which weights come from the host's memory, and those in which others come from disk."""
@@ -225,13 +231,14 @@ class ClockWalk:
             seconds[is_on_disk] += weight.nbytes / self.speeds.loading(load.device, is_on_disk)
         return seconds[False], seconds[True]
 
-    def take(self, lane: str, what: str, ready: float, seconds: float, shared: Sequence[str] = ()) -> float:
+    def take(self, lane: str, what: str, ready: float, seconds: float, shared: Mapping[str, float]) -> float:
         """Takes a lane for some seconds, from when it and the work are ready, and what others share; returns the end.
 
-        What is shared is taken as soon as it is free, so that nobody waits for it because of another one.
+        What is shared is taken for seconds of its own, as soon as it is free, so that nobody waits for it because of
+        another one.
         """
         start = max(ready, *(self.free[one] for one in (lane, *shared)))
-        self.free.update({one: max(ready, self.free[one]) + seconds for one in shared})
+        self.free.update({one: max(ready, self.free[one]) + its for one, its in shared.items()})
         self.free[lane] = start + seconds
         self.spans.append(Span(lane, what, start, start + seconds))
         return start + seconds

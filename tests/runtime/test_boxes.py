@@ -28,6 +28,47 @@ class Joined(nn.Module):
         return self.out(found.transpose(1, 2).flatten(2))
 
 
+LAST = torch.channels_last
+
+
+class Convolved(nn.Module):
+    """A convolution that reads what was made to lie with its channels innermost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x.contiguous(memory_format=LAST)))
+
+
+def test_parts_lie_in_the_memory_format_that_is_asked_for(clean_sims: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    module, x = Convolved().eval(), torch.randn(1, 16, 64, 64)
+    compiled = dovetail.compile(module, (x,), backend="sim0&sim1", split_mode="spatial")
+    assert "memory_format=channels_last" in compiled.source()
+    for index in (0, 1):
+        sim.reset_peak(index)
+    found = compiled(x)
+    assert [sim.stats(index).peak for index in (0, 1)] == [one.total for one in simulate(compiled.program).values()]
+    assert torch.allclose(found, module(x), atol=1e-5)
+
+
+def test_what_a_caller_strides_otherwise_than_in_the_trace_takes_what_was_planned(clean_sims: None) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.SiLU(), nn.Conv2d(32, 32, 3, padding=1)).eval()
+    module.to(memory_format=LAST)  # type: ignore[call-overload]
+    x = torch.randn(1, 32, 64, 64)
+    compiled = dovetail.compile(module, (x.contiguous(memory_format=LAST),), backend="sim0&sim1", split_mode="spatial")
+    planned = [one.total for one in simulate(compiled.program).values()]
+    for given in (x, x.contiguous(memory_format=LAST)):
+        for index in (0, 1):
+            sim.reset_peak(index)
+        found = compiled(given)
+        assert torch.allclose(found, module(given), atol=1e-5)
+        assert [sim.stats(index).peak for index in (0, 1)] == planned
+
+
 @pytest.mark.parametrize("pictures", [1, 2])
 def test_one_packed_box_is_there_at_a_time(pictures: int, clean_sims: None, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)

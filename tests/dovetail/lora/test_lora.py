@@ -421,7 +421,11 @@ def test_two_loras_asked_for_by_name_act_together(wide: Any) -> None:
 @pytest.mark.parametrize(
     ("lora", "message", "kind"),
     [
-        ("no/such/file.safetensors:0.5", r"no LoRA is at no/such/file\.safetensors: give a \.safetensors file", UsageError),
+        (
+            "no/such/file.safetensors:0.5",
+            r"no LoRA is at no/such/file\.safetensors: give a \.safetensors file",
+            UsageError,
+        ),
         ("{lora}:strong", "'strong' is no scale: write NAME:SCALE", UsageError),
         ("{lora}:nan", "'nan' is no scale", UsageError),
         ("{other}", r"has no weight for FluxPipeline .*, text_encoder\): it was made for another model", UsageError),

@@ -146,6 +146,29 @@ def test_weights_that_each_device_has_all_of_stay_there_as_far_as_there_is_room(
     assert typed.endswith("&cpu")
 
 
+@pytest.mark.parametrize("by", ["root", "memory", "disk"])
+def test_what_a_group_streams_takes_as_long_as_what_its_devices_share(by: str) -> None:
+    one, given, apart = asked("sequence"), budgets(100, 100, 100, 100), machine()
+    residency = Residency.DISK if by == "disk" else Residency.HOST
+    host = replace(apart.speeds[CPU], bandwidth=1e9)
+    shared = {
+        "root": replace(apart.speeds, roots=dict.fromkeys(CARDS, "root0")),
+        "memory": replace(apart.speeds, devices={**apart.speeds.devices, CPU: host}),
+        "disk": apart.speeds,
+    }[by]
+    work = Known([], lambda program: program, Rig(), "sequence").over(CARDS)
+    assert isinstance(work, Work)
+    way = group_option(one, replace(apart, speeds=shared), given, CARDS, residency, work)
+    assert way is not None
+    streamed = sum(way.streamed.values())
+    assert streamed > 4 * 100 * MIB
+    assert way.seconds >= one.times * streamed / (1e8 if by == "disk" else 1e9)
+    if by != "disk":
+        alone = group_option(one, apart, given, CARDS, residency, work)
+        assert alone is not None
+        assert alone.seconds < way.seconds / 3
+
+
 @pytest.mark.parametrize("mode", ["sequence", "tensor"])
 def test_an_amount_that_was_asked_for_is_of_all_devices_and_is_printed(mode: str) -> None:
     amounts = Amounts(on_device=100 * MIB)

@@ -110,12 +110,18 @@ def test_loads_ahead_of_their_stages_overlap_computing(computing_rate: float) ->
     assert timeline(ahead(one, 2), known).seconds == pytest.approx(load + run + (BLOCKS - 1) * max(load, run))
 
 
-@pytest.mark.parametrize("rests", ["cpu", "disk"])
-def test_devices_of_a_root_take_turns_on_their_way_to_the_host(rests: str) -> None:
-    one = program("cuda0=1GiB,cuda1=1GiB", rests)
-    known = replace(speeds(one, computing=1e15), disk=1e9)
-    roots = dict.fromkeys(one.devices, "root0")
-    apart, shared = timeline(one, known), timeline(one, replace(known, roots=roots))
+@pytest.mark.parametrize("by", ["root", "memory", "disk"])
+def test_devices_take_turns_on_what_all_their_weights_come_by(by: str) -> None:
+    one = program("cuda0=1GiB,cuda1=1GiB", "disk" if by == "disk" else "cpu")
+    wide = replace(speeds(one, computing=1e15), disk=1e9)
+    memory = {**wide.devices, one.rig.host: replace(wide[one.rig.host], bandwidth=1e9)}
+    narrow = {
+        "root": replace(wide, roots=dict.fromkeys(one.devices, "root0")),
+        "memory": replace(wide, devices=memory),
+        "disk": wide,
+    }
+    apart = timeline(program("cuda0=1GiB,cuda1=1GiB", "cpu"), wide)
+    shared = timeline(one, narrow[by])
     crossing = WIDTH * 4 / 1e9
     assert apart.seconds == pytest.approx(BLOCKS / 2 * NBYTES / 1e9 + 2 * crossing, rel=1e-3)
     assert shared.seconds == pytest.approx(BLOCKS * NBYTES / 1e9 + crossing, rel=1e-3)  # there while weights still come
