@@ -64,8 +64,10 @@ class TensorSplit(ByComponent[Shares]):
             names = ", ".join(map(str, devices))
             number = f"{len(shares)} share{'s' * (len(shares) != 1)}"
             problem = f"{attribute} has {number} for {len(devices)} devices ({names})"
-            example = f"{attribute or 'diffusion'}={':'.join('1' * len(devices))}"
-            expected = f"one share for each device, joined by ':' ({example}); a comma begins another component's"
+            ones = ":".join("1" * len(devices))
+            comma = "; a comma begins another component's" if len(shares) == 1 else ""
+            alone = f"{attribute or 'diffusion'}={ones} for it alone"
+            expected = f"one share for each device: {ones} for all, {alone}{comma}"
             raise SpecError(problem, text, 0, len(text), expected)
         return tuple(share / sum(shares) for share in shares)
 

@@ -80,7 +80,8 @@ def _found(name: str, folder: str | os.PathLike[str] | None) -> Path | None:
 def _place(name: str, folder: str | os.PathLike[str] | None) -> str:
     found = _found(name, folder)
     if found is None and (name.count("/") != 1 or name[0] in "./~" or name.endswith(".safetensors")):
-        where = f"{Path(folder, name)} nor {name}" if folder else name
+        there = ", ".join(sorted(path.stem for path in Path(folder).glob("*.safetensors"))) if folder else ""
+        where = f"{name}, and none is called so of those that there are ({there})" if there else name
         raise UsageError(
             f"no LoRA is at {where}: give a .safetensors file, a folder with one, or a repository (owner/name)"
         )

@@ -299,8 +299,8 @@ class _Printable(logging.Formatter):
     """Messages without characters that a terminal obeys: names in them come from files."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The message of a record."""
-        return printable(super().format(record))
+        """The message of a record, behind its level as commands write it themselves."""
+        return f"{record.levelname.lower()}: {printable(super().format(record))}"
 
 
 class _OnStderr(logging.StreamHandler[TextIO]):
@@ -315,7 +315,7 @@ class _OnStderr(logging.StreamHandler[TextIO]):
 def set_up_logging(debug: bool, verbose: bool = False) -> None:
     """Sends what dovetail has to say to stderr: warnings, more after `--verbose`, or everything after `--debug`."""
     handler = _OnStderr()
-    handler.setFormatter(_Printable("%(levelname)s: %(message)s"))
+    handler.setFormatter(_Printable())
     logger = logging.getLogger(__name__.partition(".")[0])
     logger.handlers = [handler]
     logger.setLevel(logging.DEBUG if debug else logging.INFO if verbose else logging.WARNING)

@@ -38,4 +38,4 @@ def test_verify_refuses_a_plan_that_takes_more_than_its_devices_have(edited: Pat
 def test_show_says_that_a_plan_takes_more_than_its_devices_have(edited: Path) -> None:
     result = CliRunner().invoke(app, ["show", str(edited)])
     assert result.exit_code == 0
-    assert result.stderr == f"WARNING: {TOLD}\n"
+    assert result.stderr == f"warning: {TOLD}\n"
