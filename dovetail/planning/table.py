@@ -58,6 +58,9 @@ HEAD_OF_DEVICES = (
 )
 RIGHT_OF_DEVICES = (1, 2, 3, 4, 6, 7, 8)
 
+_LESS = 1.02
+"""How many times as many seconds a row has that is told of."""
+
 
 class Told(TypedDict):
     """All that is said of a plan, as JSON has it.
@@ -224,7 +227,7 @@ class Account:
         """
         known = self.generation.picture.words()
         what = f"a picture ({', '.join(known)})" if known else "a picture"
-        takes = f"{what} takes {seconds_text(self.seconds, self.spread)} s {self.once}{self._took()}"
+        takes = f"{what} takes {seconds_text(self.seconds, self.spread)} s {self.once}{self._than_row()}{self._took()}"
         warnings = () if warned else (f"warning: {one}" for one in self.warnings)
         quicker = [] if self.quicker is None else [str(self.quicker)]
         cards = sum(not one.is_host for one in self.generation.peaks())
@@ -268,6 +271,12 @@ class Account:
             f"guidance parts of {name} run one after another, for {why}" for name, why in self.generation.apart.items()
         )
         return [*(one.told(self.spread) for one in self.together), *apart]
+
+    def _than_row(self) -> str:
+        """Why this is less than stands beside the mode that was taken, if it is."""
+        rows = self.decision.choices if self.decision is not None else ()
+        is_more = any(one.is_taken and (one.seconds or 0.0) > _LESS * self.seconds for one in rows)
+        return ", less than its mode's row, which adds exchanges to computing" if is_more else ""
 
     def _took(self) -> str:
         """How long the search took if there was one, and planning in all."""

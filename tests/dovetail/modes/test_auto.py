@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,12 @@ def test_what_each_mode_takes_is_told() -> None:
     assert document["auto"] is None
     assert account.decision is not None
     assert account.seconds == pytest.approx(account.decision.solution.seconds, rel=0.01)
+    assert "its mode's row" not in " ".join(account.remarks())
+    more = [replace(one, seconds=1.1 * account.seconds) for one in account.decision.choices if one.is_taken]
+    decision = replace(account.decision)
+    vars(decision)["choices"] = more
+    above = replace(account, decision=decision)
+    assert "once loaded, less than its mode's row, which adds exchanges to computing; the" in " ".join(above.remarks())
 
 
 @pytest.mark.fifth
