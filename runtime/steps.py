@@ -10,7 +10,7 @@ import torch
 from ..compiler.ir.boxes import Box, Landing
 from ..compiler.ir.schedule import Copy
 from ..compiler.ir.split import is_packed
-from .devices.transfers import Arrivals, fill, lie_alike
+from .devices.transfers import Arrivals, fill
 from .devices.transfers import fence as fence
 from .transport import Coming, SendBoxes
 
@@ -24,22 +24,21 @@ def in_parts(send: SendBoxes, copy: Copy) -> Callable[[torch.Tensor, torch.Tenso
     """Starts to send boxes of a value into their places in memory on the target.
 
     A box that does not lie as its place does is packed on its own device first: the place has no room for what lies
-    around it. Then each is sent by itself, so that one is there at a time. What was to be packed by the trace is so in
-    any case, as was planned; what is strided otherwise than in the trace may be packed besides.
+    around it. Then each is sent by itself, so that one is there at a time.
     """
-    packed = [is_packed(copy.value.node, copy.source, copy.target, one) for one in copy.landings]
+    boxes = [(one, is_packed(copy.value.node, copy.source, copy.target, one)) for one in copy.landings]
 
     def start(value: torch.Tensor, memory: torch.Tensor) -> Coming:
-        pairs = [(one.taken.of(value), one.into.of(memory)) for one in copy.landings]
-        packs = [by_trace or not lie_alike(*pair) for by_trace, pair in zip(packed, pairs, strict=True)]
-        if any(packs):
-            return Arrivals([send([_box(box, one)], [place]) for (box, place), one in zip(pairs, packs, strict=True)])
-        return send([box for box, _ in pairs], [place for _, place in pairs])
+        return send([one.taken.of(value) for one, _ in boxes], [one.into.of(memory) for one, _ in boxes])
 
-    return start
+    def start_each(value: torch.Tensor, memory: torch.Tensor) -> Coming:
+        return Arrivals([send([_box(value, one, packs)], [one.into.of(memory)]) for one, packs in boxes])
+
+    return start_each if any(packs for _, packs in boxes) else start
 
 
-def _box(box: torch.Tensor, packs: bool) -> torch.Tensor:
+def _box(value: torch.Tensor, landing: Landing, packs: bool) -> torch.Tensor:
+    box = landing.taken.of(value)
     return box.clone(memory_format=torch.contiguous_format) if packs else box
 
 

@@ -183,7 +183,22 @@ class Speeds:
 
     def of_memory(self, host: Device, device: Device) -> float:
         """The part of what the host reads its memory by that a load to a device takes; all where its link is faster."""
-        return min(1.0, self[device].link / self[host].bandwidth)
+        return self[device].link / max(self[device].link, self[host].bandwidth)
+
+    def at_once(self, host: Device, seconds: Mapping[Device, float]) -> float:
+        """How many times as long weights come from the host's memory as to each device alone, as they come to several.
+
+        ``seconds`` are those of each alone. The one to which they come for longest decides, for all of a group wait for
+        it.
+        """
+        longest = max(seconds.values(), default=0.0)
+        return self.bringing(host, seconds) / longest if longest else 1.0
+
+    def from_disk_at_once(self, seconds: Mapping[Device, float]) -> float:
+        """The same of weights that are read from the one disk."""
+        longest = max(seconds.values(), default=0.0)
+        reading = sum(own * self.loading(device, True) / self.disk for device, own in seconds.items())
+        return max(1.0, reading / longest) if longest else 1.0
 
     def spread(self, devices: Iterable[Device]) -> float:
         """The part of a time on some devices that it may be off by; 0 where all of them were measured."""
@@ -200,6 +215,10 @@ HOST_SPEED = Speed(
 """A desktop processor of eight cores with two channels of memory, for the host of a rig that is not this machine."""
 
 
+_CHANNEL = 20 * GIGA
+"""Bytes a second of a channel of memory, of which a host has one for each card, and two at least."""
+
+
 def speeds_of(
     rig: Rig, host: Speed | None = None, disk: float = DISK, measured: Mapping[Device, Speed] | None = None
 ) -> Speeds:
@@ -207,7 +226,7 @@ def speeds_of(
 
     ``host`` and ``measured`` are what was measured here of the host and of cards, and count where the rig is here.
     """
-    own = host if host is not None and rig.present else HOST_SPEED
+    own = host if host is not None and rig.present else _host_of(rig)
     known = (measured or {}) if rig.present else {}
     named = {
         device: _by_rates(
@@ -219,6 +238,11 @@ def speeds_of(
     ways = {pair: _rate(way, [rig[one].label for one in pair]) for pair, way in links.ways.items()}
     networks = {pair: way.rate * GIGA for pair, way in links.networks.items()}
     return Speeds({rig.host: own, **named}, disk, ways, networks, links.roots)
+
+
+def _host_of(rig: Rig) -> Speed:
+    """The host of a rig that is not this machine: boards with more slots have more channels of memory."""
+    return replace(HOST_SPEED, bandwidth=max(HOST_SPEED.bandwidth, len(rig.gpus) * _CHANNEL))
 
 
 def _rate(way: Way, labels: Sequence[str]) -> float:

@@ -282,31 +282,37 @@ def _find(
     amounts: Amounts = ALIKE,
 ) -> Option | None:  # fmt: skip
     """What devices have of a component, each as if it were alone with its part for as long as all of them work."""
-    each, shared = [], _with_shared_ways(load, machine, devices, work)
-    for member, device in enumerate(devices):
-        part = _part_of(load, machine, devices, member, residency, work)
-        has, of = work.weights[member], max(1, work.whole)
+    parts = [_part_of(load, machine, devices, member, residency, work) for member in range(len(devices))]
+    each = _each(parts, machine, budgets, work, amounts)
+    longer = _longer(load, machine, each) if each else 1.0
+    if longer > 1:
+        each = _each([replace(part, longer=longer) for part in parts], machine, budgets, work, amounts)
+    return _together(load, machine, each, work, amounts) if each else None
+
+
+def _each(parts: Sequence[Load], machine: Machine, budgets: Budgets, work: Work, amounts: Amounts) -> list[Option]:
+    """What each device of a group has of a component; nothing where one has no room."""
+    each = []
+    for part, has in zip(parts, work.weights, strict=True):
+        residency, of = part.asked.residency, max(1, work.whole)
         of_part = Amounts(amounts.on_device * has // of, amounts.in_memory * has // of)
-        found = option(part, shared, budgets, (device,), residency, False, amounts=of_part)
+        assert residency is not None
+        found = option(part, machine, budgets, part.asked.devices, residency, False, amounts=of_part)
         if found is None:
-            return None
+            return []
         each.append(found)
-    return _together(load, each, work, amounts)
+    return each
 
 
-def _with_shared_ways(load: Load, machine: Machine, devices: Sequence[Device], work: Work) -> Machine:
-    """The machine as each device of a group sees it while weights come to all of them at once.
-
-    Devices that work one after another have all of it, each in turn.
-    """
-    if load.asked.mode == "row" or not any(work.weights):
-        return machine
-    speeds = machine.speeds
-    alone = {one: has / speeds[one].link for one, has in zip(devices, work.weights, strict=True) if has}
-    longer = speeds.bringing(machine.host, alone)
-    links = {one: replace(speeds[one], link=speeds[one].link * its / longer) for one, its in alone.items()}
-    disk = speeds.disk * max(work.weights) / sum(work.weights)
-    return replace(machine, speeds=replace(speeds, devices={**speeds.devices, **links}, disk=disk))
+def _longer(load: Load, machine: Machine, each: Sequence[Option]) -> float:
+    """How many times as long what devices of a group stream takes as on each alone, for it comes to them at once."""
+    streamed = {one.devices[0]: sum(one.streamed.values()) for one in each}
+    if load.asked.mode == "row":
+        return 1.0
+    speeds, is_disk = machine.speeds, each[0].residency is Residency.DISK
+    loading = [one for one, nbytes in streamed.items() if nbytes and (is_disk or one != machine.host)]
+    alone = {one: streamed[one] / speeds.loading(one, is_disk) for one in loading}
+    return speeds.from_disk_at_once(alone) if is_disk else speeds.at_once(machine.host, alone)
 
 
 def _part_of(
@@ -337,13 +343,15 @@ def _scaled(chain: Chain, part: float, time: float, alive: int) -> Chain:
     return replace(chain, rest=scaled(chain.rest), parts=tuple(map(scaled, chain.parts)))
 
 
-def _together(load: Load, each: Sequence[Option], work: Work, amounts: Amounts) -> Option:
-    """The ways of all devices of a group as one, to all of which weights are brought at once, but under ``row``.
+def _together(load: Load, machine: Machine, each: Sequence[Option], work: Work, amounts: Amounts) -> Option:
+    """The ways of all devices of a group as one; from the host's memory weights are brought to all at once.
 
-    Of the ``amounts`` what rests on devices does on those that have it, and what rests in memory does once.
+    From disk they come to one after another. Of the ``amounts`` what rests on devices does on those that have it, and
+    what rests in memory does once.
     """
-    residency, brought = each[0].residency, [one.bringing for one in each]
-    bringing = sum(brought) if load.asked.mode == "row" else max(brought)
+    residency, alone = each[0].residency, {one.devices[0]: one.bringing for one in each}
+    is_at_once = residency is Residency.HOST and load.asked.mode != "row"
+    bringing = machine.speeds.bringing(machine.host, alone) if is_at_once else sum(alone.values())
     nbytes = max(load.nbytes, work.whole)
     on_device = min(amounts.on_device, nbytes) if residency is not Residency.DEVICE else 0
     in_memory = min(amounts.in_memory, nbytes - on_device) if residency is Residency.DISK else 0

@@ -322,7 +322,7 @@ def _room(
 ) -> Room:  # fmt: skip
     rest, seconds = load.seconds(chain, machine.speeds[device])
     streams = residency is Residency.DISK or (residency is Residency.HOST and device != machine.host)
-    loads = {residency: _seconds_a_byte(machine, device, residency, part)} if streams else {}
+    loads = {residency: load.longer * _seconds_a_byte(machine, device, residency, part)} if streams else {}
     return Room(budgets.of(device), seconds, rest if is_main else 0.0, loads)
 
 

@@ -88,7 +88,8 @@ class Load:
     ``phase`` is the part of the pipeline's call in which it works; what is brought for a phase leaves with it.
     ``more`` bytes than the chain knows of are alive on devices, as lowering has found. ``work`` says what it takes
     where a group of devices computes it together, if a mode was asked for in which they do. So many calls of it are
-    independent of each other as it has guidance ``parts``.
+    independent of each other as it has guidance ``parts``. What is streamed takes ``longer`` than on its devices alone,
+    so many times, where it comes to others at the same time.
     """
 
     name: str
@@ -103,6 +104,7 @@ class Load:
     more: Mapping[Device, int] = field(default_factory=dict, hash=False)
     parts: int = 1
     work: GroupWork | None = field(default=None, hash=False, compare=False)
+    longer: float = 1.0
 
     @property
     def takes_turns(self) -> bool:

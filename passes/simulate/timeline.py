@@ -4,12 +4,12 @@ One walk over the instructions, in the order in which they take effect. Each dev
 another. Beside it a lane brings weights to it, one load after another in the order of the schedule, and the copies
 from one device to another follow each other on a lane of their own. All copies out of a device share what it sends by,
 and all into it what it receives by (`Speeds.taken`); devices of one root share their way to the host, and that from it:
-each takes its seconds there, and has passed when all of these are over. All loads share the bandwidth of the host's
-memory, and the one disk. What is copied can be read a latency later. A load begins where it stands, as soon as its lane
-is free and the slot that it lands in was released: on a device that is launched from the host that may be long before
-the operations that were issued earlier have run. On the host, and on simulated devices, which compute as they are
-issued, it is not; but simulated devices of a group, which are issued from a thread each, count as the cards that they
-stand for.
+each takes its seconds there, and has passed when all of these are over. What is copied can be read a latency later. A
+load begins where it stands, as soon as its lane is free and the slot that it lands in was released: on a device that is
+launched from the host that may be long before the operations that were issued earlier have run. On the host, and on
+simulated devices, which compute as they are issued, it is not; but simulated devices of a group, which are issued from
+a thread each, count as the cards that they stand for. Loads to devices that work at once take longer, as far as the
+host's memory, or the one disk, has not the bandwidth for all of them.
 
 What stays for the program is there already. What stays for a phase is counted apart (`Timeline.bringing`), for it comes
 once and not in every step: to one device after another, or to those at once that are issued to from a thread each, but
@@ -20,7 +20,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from torch.fx import Node
 
@@ -33,9 +34,6 @@ from ...compiler.spec.residency import Residency
 from ...compiler.states.parts import pieces
 from ..analysis.memory_needs import arriving
 from .cost import OpCost, cost_of
-
-_MEMORY, _DISK = "the host's memory", "the disk"
-"""What all loads share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,12 +214,25 @@ class ClockWalk:
                 self.from_disk += from_disk
             return
         ready = max(self.issued, self.slots[load.device, load.slot])
-        seconds = from_host + from_disk
-        host = self.program.rig.host
-        shared = dict.fromkeys(self.speeds.lanes(host, load.device), seconds)
-        shared |= {_MEMORY: from_host * self.speeds.of_memory(host, load.device), _DISK: from_disk}
-        lane, what = f"loads to {load.device}", f"load {load.number}"
-        self.arrived[load] = self.take(lane, what, ready, seconds, {one: its for one, its in shared.items() if its})
+        roots = dict.fromkeys(self.speeds.lanes(self.program.rig.host, load.device), from_host + from_disk)
+        of_host, of_disk = self.longer
+        seconds = from_host * of_host + from_disk * of_disk
+        self.arrived[load] = self.take(f"loads to {load.device}", f"load {load.number}", ready, seconds, roots)
+
+    @cached_property
+    def longer(self) -> tuple[float, float]:
+        """How many times as long loads for stages take as to a device alone: from the host's memory, and from disk."""
+        if not self.program.works_at_once or self.program.schedule is None:
+            return 1.0, 1.0
+        of_host: defaultdict[Device, float] = defaultdict(float)
+        of_disk: defaultdict[Device, float] = defaultdict(float)
+        for one in self.program.schedule.flat():
+            if isinstance(one, Load) and one.lifetime is Lifetime.STAGE:
+                from_host, from_disk = self.loading(one)
+                of_host[one.device] += from_host
+                of_disk[one.device] += from_disk
+        without_roots = replace(self.speeds, roots={})
+        return without_roots.at_once(self.program.rig.host, of_host), without_roots.from_disk_at_once(of_disk)
 
     def loading(self, load: Load) -> tuple[float, float]:
         """The seconds in which weights come from the host's memory, and those in which others come from disk."""

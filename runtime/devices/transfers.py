@@ -99,7 +99,7 @@ def _check_place(place: torch.Tensor, part: torch.Tensor) -> None:
         )
 
 
-def lie_alike(part: torch.Tensor, place: torch.Tensor) -> bool:
+def _lie_alike(part: torch.Tensor, place: torch.Tensor) -> bool:
     """Whether a part is copied to its place as it lies, which neither device takes memory for."""
     return part.is_contiguous() or lies_together(part.shape, part.stride(), place.stride())
 
@@ -123,7 +123,7 @@ def start_copy(value: torch.Tensor, target: torch.device, into: torch.Tensor | N
         return Arrival(value, there)
     if into is not None:
         _check_place(into, value)
-    if into is not None and (there.is_host or not lie_alike(value, into)):
+    if into is not None and (there.is_host or not _lie_alike(value, into)):
         coming = start_copy(value, target)
         return Arrival(coming._value, there, coming.done, into)
     if here.probe_bytes and there.probe_bytes and not copies_arrive(here, there):
@@ -142,7 +142,7 @@ def start_copies(
     here, there = accelerator_of(boxes[0].device), accelerator_of(target)
     for box, place in zip(boxes, places, strict=True):
         _check_place(place, box)
-    lands = boxes[0].device != target and not there.is_host and all(map(lie_alike, boxes, places))
+    lands = boxes[0].device != target and not there.is_host and all(map(_lie_alike, boxes, places))
     if not lands or (here.probe_bytes and there.probe_bytes and not copies_arrive(here, there)):
         return Arrivals([start_copy(box, target, place) for box, place in zip(boxes, places, strict=True)])
     return _send(boxes, here, there, into=places)

@@ -41,6 +41,12 @@ def test_weights_come_to_several_devices_at_once_but_by_one_root_and_from_one_me
     assert speeds.bringing(host, {}) == 0
 
 
+@pytest.mark.parametrize(("cards", "rate"), [(1, 40e9), (2, 40e9), (4, 80e9), (8, 160e9)])
+def test_a_host_that_is_not_here_has_memory_for_the_slots_of_its_board(cards: int, rate: float) -> None:
+    rig = Rig.parse(f"{cards}x RTX 3090,256GiB")
+    assert speeds_of(rig)[rig.host].bandwidth == rate
+
+
 def test_every_listed_card_is_found_by_its_name() -> None:
     assert [card_of(f"NVIDIA GeForce {card.name}") for card in CARDS] == list(CARDS)
 

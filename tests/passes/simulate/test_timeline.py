@@ -18,6 +18,7 @@ from dovetail.compiler.spec.residency import Residency
 from dovetail.passes.infra.manager import PassManager
 from dovetail.passes.pipeline import default_passes
 from dovetail.passes.simulate.cost import cost_of
+from dovetail.passes.simulate.critical_path import critical_path
 from dovetail.passes.simulate.timeline import timeline
 
 WIDTH, BLOCKS = 64, 4
@@ -25,9 +26,9 @@ NBYTES = WIDTH * WIDTH * 4
 CUDA = Device("cuda")
 
 
-def program(rig: str, rests: str = "device", mode: str = "layer", width: int = WIDTH) -> Program:
+def program(rig: str, rests: str = "device", mode: str = "layer", width: int = WIDTH, pictures: int = 1) -> Program:
     model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(BLOCKS)))
-    traced = trace(model, (torch.ones(1, width),))
+    traced = trace(model, (torch.ones(pictures, width),))
     traced.rig = Rig.parse(rig)
     traced.keep(Residency(rests))
     shares = (1.0,) * len(traced.devices)
@@ -110,22 +111,32 @@ def test_loads_ahead_of_their_stages_overlap_computing(computing_rate: float) ->
     assert timeline(ahead(one, 2), known).seconds == pytest.approx(load + run + (BLOCKS - 1) * max(load, run))
 
 
-@pytest.mark.parametrize("by", ["root", "memory", "disk"])
-def test_devices_take_turns_on_what_all_their_weights_come_by(by: str) -> None:
-    one = program("cuda0=1GiB,cuda1=1GiB", "disk" if by == "disk" else "cpu")
-    wide = replace(speeds(one, computing=1e15), disk=1e9)
-    memory = {**wide.devices, one.rig.host: replace(wide[one.rig.host], bandwidth=1e9)}
-    narrow = {
-        "root": replace(wide, roots=dict.fromkeys(one.devices, "root0")),
-        "memory": replace(wide, devices=memory),
-        "disk": wide,
-    }
-    apart = timeline(program("cuda0=1GiB,cuda1=1GiB", "cpu"), wide)
-    shared = timeline(one, narrow[by])
+@pytest.mark.parametrize("rests", ["cpu", "disk"])
+def test_devices_of_a_root_take_turns_on_their_way_to_the_host(rests: str) -> None:
+    one = program("cuda0=1GiB,cuda1=1GiB", rests)
+    known = replace(speeds(one, computing=1e15), disk=1e9)
+    roots = dict.fromkeys(one.devices, "root0")
+    apart, shared = timeline(one, known), timeline(one, replace(known, roots=roots))
     crossing = WIDTH * 4 / 1e9
     assert apart.seconds == pytest.approx(BLOCKS / 2 * NBYTES / 1e9 + 2 * crossing, rel=1e-3)
     assert shared.seconds == pytest.approx(BLOCKS * NBYTES / 1e9 + crossing, rel=1e-3)  # there while weights still come
     assert shared.busy("loads to cuda1") == pytest.approx(apart.busy("loads to cuda1"))
+
+
+def test_what_devices_that_work_at_once_stream_shares_the_memory_of_the_host_and_the_disk() -> None:
+    in_memory, on_disk = (program("cuda0=1GiB,cuda1=1GiB", rests, "batch", pictures=8) for rests in ("cpu", "disk"))
+    assert in_memory.works_at_once
+    wide = speeds(in_memory, computing=1e15, disk=1e8)
+    narrow = replace(wide, devices={**wide.devices, in_memory.rig.host: replace(wide[in_memory.main], bandwidth=1e9)})
+    quick = replace(wide, disk=1e10)
+    alone, both = BLOCKS * NBYTES / 1e9, 2 * BLOCKS * NBYTES
+    assert timeline(in_memory, wide).seconds == pytest.approx(alone, rel=2e-2)
+    assert timeline(in_memory, narrow).seconds == pytest.approx(both / 1e9, rel=2e-2)
+    assert timeline(on_disk, wide).seconds == pytest.approx(both / 1e8, rel=2e-2)
+    assert timeline(on_disk, quick).seconds == pytest.approx(alone, rel=2e-2)
+    for known, one in ((wide, in_memory), (narrow, in_memory), (wide, on_disk), (quick, on_disk)):
+        path = critical_path(one, known)
+        assert sum(part.seconds for part in path) == pytest.approx(timeline(one, known).seconds)
 
 
 def test_the_host_issues_nothing_ahead_of_what_it_computes() -> None:
