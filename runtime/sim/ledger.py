@@ -86,9 +86,9 @@ class SimDevice:
 
     def take(self, buffer: Buffer, size: int) -> None:
         """Counts a buffer as in use, which has so many bytes."""
-        sweep()
+        self.require(size)
         with self.lock:
-            self._check(size)
+            self._check(size)  # another thread may have taken some meanwhile
             used = self._in_use + size
             self.peak, self.recent = max(self.peak, used), max(self.recent, used)
             self._in_use, buffer.size = used, size  # an interrupt finds both or none
