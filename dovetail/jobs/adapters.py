@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..compiler.errors import AdapterError, UsageError
+from ..compiler.errors import AdapterError, UsageError, WeightError
 from ..compiler.printable import half_character, printable
 from ..lora.requested import Lora
 from ..pipelines.loras import apply_loras
@@ -73,7 +73,7 @@ class Shelf:
         """Says of a LoRA whose file is no use its name alone to who asked for that, and the file to the log."""
         try:
             yield
-        except UsageError as error:
+        except (UsageError, WeightError) as error:
             at_fault = [name for name, _ in wanted if printable(str(self.files[name])) in str(error)]
             if not at_fault:
                 raise
