@@ -178,12 +178,8 @@ class Speeds:
         for device, own in seconds.items():
             for lane in (device, *self.lanes(host, device)):
                 lanes[lane] += own
-            lanes[""] += own * self.of_memory(host, device)
+            lanes[""] += own * self[device].link / max(self[device].link, self[host].bandwidth)
         return max(lanes.values(), default=0.0)
-
-    def of_memory(self, host: Device, device: Device) -> float:
-        """The part of what the host reads its memory by that a load to a device takes; all where its link is faster."""
-        return self[device].link / max(self[device].link, self[host].bandwidth)
 
     def at_once(self, host: Device, seconds: Mapping[Device, float]) -> float:
         """How many times as long weights come from the host's memory as to each device alone, as they come to several.

@@ -191,9 +191,10 @@ def is_packed(transfer: Node, source: Device, target: Device, landing: Landing) 
     sizes = list(part.sizes)
     for axis, _, length in landing.taken.ranges:
         sizes[axis] = length
-    contiguous = _numbers(dense_stride(sizes), sizes)
-    place = _numbers(made.stride, made.sizes) if _views_contiguous(sent) else contiguous
-    return not lies_together(sizes, _numbers(part.stride, part.sizes), place)
+    lying = _numbers(part.stride, part.sizes)
+    if lies_together(sizes, lying, _numbers(dense_stride(sizes), sizes)):
+        return False
+    return not (_views_contiguous(sent) and lies_together(sizes, lying, _numbers(made.stride, made.sizes)))
 
 
 def _views_contiguous(node: Node) -> bool:

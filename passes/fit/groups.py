@@ -283,20 +283,21 @@ def _find(
 ) -> Option | None:  # fmt: skip
     """What devices have of a component, each as if it were alone with its part for as long as all of them work."""
     parts = [_part_of(load, machine, devices, member, residency, work) for member in range(len(devices))]
-    each = _each(parts, machine, budgets, work, amounts)
+    each = _each(parts, machine, budgets, residency, work, amounts)
     longer = _longer(load, machine, each) if each else 1.0
     if longer > 1:
-        each = _each([replace(part, longer=longer) for part in parts], machine, budgets, work, amounts)
+        each = _each([replace(part, longer=longer) for part in parts], machine, budgets, residency, work, amounts)
     return _together(load, machine, each, work, amounts) if each else None
 
 
-def _each(parts: Sequence[Load], machine: Machine, budgets: Budgets, work: Work, amounts: Amounts) -> list[Option]:
+def _each(
+    parts: Sequence[Load], machine: Machine, budgets: Budgets, residency: Residency, work: Work, amounts: Amounts
+) -> list[Option]:
     """What each device of a group has of a component; nothing where one has no room."""
     each = []
     for part, has in zip(parts, work.weights, strict=True):
-        residency, of = part.asked.residency, max(1, work.whole)
+        of = max(1, work.whole)
         of_part = Amounts(amounts.on_device * has // of, amounts.in_memory * has // of)
-        assert residency is not None
         found = option(part, machine, budgets, part.asked.devices, residency, False, amounts=of_part)
         if found is None:
             return []
@@ -306,9 +307,9 @@ def _each(parts: Sequence[Load], machine: Machine, budgets: Budgets, work: Work,
 
 def _longer(load: Load, machine: Machine, each: Sequence[Option]) -> float:
     """How many times as long what devices of a group stream takes as on each alone, for it comes to them at once."""
-    streamed = {one.devices[0]: sum(one.streamed.values()) for one in each}
     if load.asked.mode == "row":
         return 1.0
+    streamed = {one.devices[0]: sum(one.streamed.values()) for one in each}
     speeds, is_disk = machine.speeds, each[0].residency is Residency.DISK
     loading = [one for one, nbytes in streamed.items() if nbytes and (is_disk or one != machine.host)]
     alone = {one: streamed[one] / speeds.loading(one, is_disk) for one in loading}

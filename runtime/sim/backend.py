@@ -52,7 +52,7 @@ def enable(capacities: Mapping[int, int] | None = None) -> None:
             flex.install()
             HANDLERS.update(dict.fromkeys(_OF_SEVERAL, _one_by_one))
             _libraries.append(_register_kernels())
-            HANDLERS[torch.ops.aten.to.dtype] = _cast
+            HANDLERS[torch.ops.aten.to.dtype] = _cast  # which was to be taken apart, as all of `to`
     set_capacities(capacities or {})
 
 

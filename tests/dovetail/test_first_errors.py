@@ -209,7 +209,10 @@ def typed(*words: str) -> Result:
         (("plan", "--dtype", "int8"), "no type to compute in: give float32, bfloat16, float16"),
         (("generate", "x", "--backend", "&".join(["sim0"] * 3000)), "…\n       ^^^^\n"),
         (("generate", "x", "--backend", "sim0", "--tensor-split", "1e308,1e308"), "'1e308' is too large a share"),
-        (("plan", "--backend", "sim0+sim1", "--tensor-split", "diffusion=3,1"), "1:1 for all, vae=1:1 for it alone; a"),
+        (
+            ("plan", "--backend", "sim0+sim1", "--tensor-split", "diffusion=3,1"),
+            "one share for each device: 1:1 for all, vae=1:1 for it alone; a comma begins another component's",
+        ),
     ],
     ids=lambda value: value[-1][:20] if isinstance(value, tuple) else "",
 )

@@ -42,7 +42,7 @@ class Convolved(nn.Module):
         return self.second(self.first(x.contiguous(memory_format=LAST)))
 
 
-def test_parts_lie_in_the_memory_format_that_is_asked_for(clean_sims: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_lie_in_the_memory_format_that_is_asked_for(clean_sims: None) -> None:
     torch.manual_seed(0)
     module, x = Convolved().eval(), torch.randn(1, 16, 64, 64)
     compiled = dovetail.compile(module, (x,), backend="sim0&sim1", split_mode="spatial")
